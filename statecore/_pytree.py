@@ -1,0 +1,76 @@
+"""Pytree helpers: plane paths, traced or not, alive or not, which buffer."""
+
+from collections.abc import Iterable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from statecore._errors import AliasError, StateConsumedError
+from statecore._typing import PyTree
+
+
+def path_name(path: tuple) -> str:
+    """Returns a path as text, `cache.0.key`; `state` for a state that is one array."""
+    return jax.tree_util.keystr(path, simple=True, separator=".") or "state"
+
+
+def named_leaves(tree: PyTree) -> list[tuple[str, jax.Array]]:
+    """Returns the leaves with the names of their paths."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [(path_name(path), leaf) for path, leaf in leaves]
+
+
+def is_traced(*trees: PyTree) -> bool:
+    """Returns whether any leaf is a tracer, so that nothing can be read or raised."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+
+
+def is_deleted(leaf: object) -> bool:
+    """Returns whether a leaf is an array whose buffer is gone."""
+    return isinstance(leaf, jax.Array) and leaf.is_deleted()
+
+
+def check_alive(named: Iterable[tuple[str, jax.Array]], what: str = "state") -> None:
+    """Raises StateConsumedError if a leaf's buffer is gone."""
+    for path, leaf in named:
+        if is_deleted(leaf):
+            raise StateConsumedError(
+                f"Plane `{path}` of this {what} has been donated: the {what} was advanced "
+                "with `donate=True`, or given as `into=`, and only the result can be used. "
+                "Keep the result, or `capture` the state before it is donated."
+            )
+
+
+def _buffers(leaf: jax.Array) -> list[int]:
+    if leaf.size == 0 or leaf.is_deleted():
+        return []
+    return [shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards]
+
+
+def buffers(leaf: jax.Array) -> list[int]:
+    """Returns the addresses of an array's buffers, one a device."""
+    if len(leaf.devices()) == 1 and leaf.size and not leaf.is_deleted():
+        return [leaf.unsafe_buffer_pointer()]
+    return _buffers(leaf)
+
+
+def check_unaliased(named: Sequence[tuple[str, jax.Array]]) -> None:
+    """Raises AliasError if two of the leaves share a buffer."""
+    seen: dict[int, str] = {}
+    for path, leaf in named:
+        if not isinstance(leaf, jax.Array):
+            continue
+        for address in buffers(leaf):
+            if address in seen:
+                raise AliasError(
+                    f"`{seen[address]}` and `{path}` are the same buffer, so donating one "
+                    "would destroy the other. Was the same array put into two places? "
+                    "Use `jnp.copy` for one of them."
+                )
+            seen[address] = path
+
+
+@jax.jit
+def copy_leaves(leaves: PyTree) -> PyTree:
+    """Returns independent copies of all leaves in one call. Donates nothing."""
+    return jax.tree.map(jnp.copy, leaves)

@@ -1,0 +1,63 @@
+"""Prompts: from what a user gives to rows of tokens, and those into the state."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from statecore._errors import GeometryError, UnsupportedError
+from statecore.backend import Tokenizer
+from statecore.runtime import Runtime
+
+Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+
+# A prompt is fed in padded chunks of these lengths, so that a prompt of any length costs
+# at most one compile for each of them.
+CHUNK_LENGTHS = (16, 128)
+
+
+def prompt_rows(prompt: Prompt, batch: int, tokenizer: Tokenizer | None) -> list[list[int]]:
+    """Returns one list of tokens a sequence.
+
+    Raises:
+      GeometryError: not one prompt a sequence, or an empty one.
+      UnsupportedError: text, but the model has no tokenizer.
+    """
+    if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], int | np.integer)):
+        rows = [prompt]
+    else:
+        rows = list(prompt)
+    if len(rows) != batch:
+        raise GeometryError(f"{len(rows)} prompts were given to a runtime of batch {batch}. Give one a sequence.")
+    tokens = [_tokens(row, tokenizer) for row in rows]
+    for number, row in enumerate(tokens):
+        if not row:
+            raise GeometryError(
+                f"Prompt {number} is empty, but the first token must follow something. Give at least one token, "
+                "such as a newline or the model's start token."
+            )
+    return tokens
+
+
+def _tokens(row, tokenizer: Tokenizer | None) -> list[int]:
+    if not isinstance(row, str):
+        return [int(token) for token in row]
+    if tokenizer is None:
+        raise UnsupportedError("The prompt is text, but this model was loaded without a tokenizer. Give token ids.")
+    return tokenizer.encode(row)
+
+
+def feed(runtime: Runtime, rows: list[list[int]]) -> None:
+    """Advances the runtime over `rows`, which may differ in length, chunk by chunk."""
+    longest = max(len(row) for row in rows)
+    start = 0
+    while start < longest:
+        left = longest - start
+        length = next((size for size in CHUNK_LENGTHS if size >= left), CHUNK_LENGTHS[-1])
+        chunk = np.zeros((len(rows), length), np.int32)
+        counts = np.zeros(len(rows), np.int32)
+        for number, row in enumerate(rows):
+            part = row[start : start + length]
+            chunk[number, : len(part)] = part
+            counts[number] = len(part)
+        runtime.extend(chunk, num_valid=counts, logits="none")
+        start += length
