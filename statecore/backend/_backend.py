@@ -137,8 +137,8 @@ class Backend:
         return _derive.masked_step(self.layout, self.functions.step, params, state, tokens, live)
 
     def run_extend(self, params, state, tokens, num_valid):
-        """Takes a chunk; see `ExtendFn`."""
-        if self.functions.extend is not None:
+        """Takes a chunk; see `ExtendFn`. A chunk of no tokens is not the user's to handle."""
+        if self.functions.extend is not None and tokens.shape[1]:
             return self.functions.extend(params, state, tokens, num_valid)
         return _derive.extend(self.layout, self.functions.step, params, state, tokens, num_valid)
 

@@ -30,6 +30,12 @@ def check_tokens(tokens: IntLike, batch: int, num_axes: int) -> np.ndarray:
     return array
 
 
+def check_window(shape: tuple[int, ...]) -> None:
+    """Raises GeometryError for a window without rows."""
+    if len(shape) != 2 or shape[1] < 1:
+        raise GeometryError(f"A window is [B, K] with at least one row, the anchor, but has shape {list(shape)}.")
+
+
 def check_vocab(tokens: np.ndarray, valid: np.ndarray | None, vocab_size: int) -> np.ndarray:
     """Returns int32 tokens with padding as 0; raises GeometryError outside the vocabulary."""
     if valid is not None:

@@ -141,10 +141,11 @@ def verify(
       GeometryError, CapacityError, StateConsumedError, RefusedError, AliasError: as `step`.
     """
     mode = check_mode(backend, mode)
+    _checks.check_window(np.shape(tokens))
     if is_traced(state, tokens, num_valid):
         if num_valid is None:
             limit = backend.layout.undo_limit(backend.layout.leaves(state))
-            _checks.check_undo(limit, np.array([jnp.shape(tokens)[1]]))
+            _checks.check_undo(limit, np.array([np.shape(tokens)[1]]))
         tokens, num_valid = _traced_rows(backend, state, tokens, num_valid)
         return _traced.verify(backend, params, state, tokens, num_valid, mode=mode)
     array, counts = _checked_rows(backend, params, state, tokens, num_valid)
@@ -318,9 +319,9 @@ def _checked_rows(backend: Backend, params, state, tokens, num_valid) -> tuple[n
 def _traced_rows(backend: Backend, state, tokens, num_valid):
     """Returns tokens and counts as arrays; shapes are known in a trace, so they raise."""
     batch = backend.layout.lengths(state).shape[0]
-    if jnp.ndim(tokens) != 2 or jnp.shape(tokens)[0] != batch:
-        raise GeometryError(f"tokens have shape {list(jnp.shape(tokens))}, but this state takes [{batch}, T].")
-    counts = jnp.shape(tokens)[1] if num_valid is None else num_valid
+    if np.ndim(tokens) != 2 or np.shape(tokens)[0] != batch:
+        raise GeometryError(f"tokens have shape {list(np.shape(tokens))}, but this state takes [{batch}, T].")
+    counts = np.shape(tokens)[1] if num_valid is None else num_valid
     return tokens, jnp.broadcast_to(jnp.asarray(counts, jnp.int32), (batch,))
 
 

@@ -121,12 +121,13 @@ def extend(config, params, conv, hidden, x, num_valid):
     return conv, hidden, _finish(params, outputs + skip, gate)
 
 
-def step(config, params, conv, hidden, x, live):
-    """Advances one layer by one token: `x` `[B, 1, D]`, `live` `[B]` bool."""
+def step(config, params, conv, hidden, x):
+    """Advances one layer by one token: `x` `[B, 1, D]`."""
     gate, conv_input, step_size = _project(config, params, x)
     drive, c, skip = _drive(config, params, _convolve(params, conv, conv_input), step_size)
     b = _to_heads(config, drive.b)[:, 0]
-    hidden = advance(hidden, drive.log_decay[:, 0], drive.x[:, 0], b, live)
+    all_rows = jnp.ones(x.shape[:1], bool)
+    hidden = advance(hidden, drive.log_decay[:, 0], drive.x[:, 0], b, all_rows)
     outputs = jnp.einsum("bhpn,bn->bhp", hidden, c[:, 0])[:, None]
     conv = jnp.concatenate([conv[:, 1:], conv_input], axis=1)
     return conv, hidden, _finish(params, outputs + skip, gate)

@@ -1,8 +1,6 @@
 """The scalar-decay recurrence `h' = a h + x B^T` in the three forms we need.
 
-`advance` is the recurrence itself, in the one form whose bits do not depend on
-which rows are masked or on how many rows are advanced at once. `ssd` is the parallel
-form over chunks (Mamba-2, arXiv 2405.21060), used to train and to read prompts.
+`advance` is the recurrence itself, one token at a time. `ssd` is the parallel form over chunks (Mamba-2, arXiv 2405.21060), used to train and to read prompts.
 `window_outputs` reads the outputs of a short window and leaves the state alone.
 All three take the log of the decay, so that decays of a stretch are differences.
 """
@@ -14,12 +12,8 @@ import jax.numpy as jnp
 def advance(hidden: jax.Array, log_decay: jax.Array, x: jax.Array, b: jax.Array, keep: jax.Array) -> jax.Array:
     """Returns `hidden` after one token, in the rows where `keep` is true.
 
-    Bit for bit the same whether it is called once a token under its own jit or
-    unrolled over a window, and whatever masked-out rows hold (NaN included). Two
-    things make it so: the mask selects *addends*, so that the compiler cannot
-    contract the multiply and the add differently in the two settings, and `-0.0` is
-    the addend that changes no bit. `keep` must be known only at run time: a literal
-    True is folded away, and the contraction returns.
+    What the other rows' inputs hold does not matter, NaN included: the mask selects, it
+    does not multiply.
 
     Args:
       hidden: `[..., H, P, N]` float32.
@@ -28,10 +22,9 @@ def advance(hidden: jax.Array, log_decay: jax.Array, x: jax.Array, b: jax.Array,
       b: `[..., H, N]`.
       keep: `[...]` bool.
     """
-    keep = keep[..., None, None, None]
     decayed = hidden * jnp.exp(log_decay)[..., None, None]
     update = x[..., :, None] * b[..., None, :]
-    return jnp.where(keep, decayed, hidden) + jnp.where(keep, update, -0.0)
+    return jnp.where(keep[..., None, None, None], decayed + update, hidden)
 
 
 def _segment_decay(total: jax.Array) -> jax.Array:

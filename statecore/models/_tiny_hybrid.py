@@ -176,14 +176,12 @@ def extend(config, params, state, tokens, num_valid):
 
 
 def step(config, params, state, tokens):
-    """Advances the state by one token a row; the recurrence is bitwise under masks."""
+    """Advances the state by one token a row."""
     conv, hidden = [], []
-    # True, but known only at run time: see `_recurrence.advance`.
-    live = state["position"] >= 0
 
     def mamba_layer(layer, index, x):
         new_conv, new_hidden, mixed = _mamba2.step(
-            config.mamba, layer, state["conv"][index], state["hidden"][index], x, live
+            config.mamba, layer, state["conv"][index], state["hidden"][index], x
         )
         conv.append(new_conv)
         hidden.append(new_hidden)

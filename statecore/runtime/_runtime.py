@@ -188,6 +188,7 @@ class Runtime:
         self._check_ready()
         mode = check_mode(self.model.backend, mode)
         array, counts = self._check_rows(tokens, num_valid)
+        checks.check_window(array.shape)
         checks.check_undo(self._undo_limit, counts)
         backend = self.model.backend
         with self._donating():

@@ -62,22 +62,23 @@ class Layout:
 
     def capacity(self, leaves: list[jax.Array]) -> int | None:
         """Returns how many tokens the append planes hold, None if there are none."""
-        extents = [leaves[i].shape[_axis(self.planes[i])] for i in self.indices("append")]
+        extents = [leaves[i].shape[row_axis(self.planes[i], leaves[i])] for i in self.indices("append")]
         return min(extents, default=None)
 
     def undo_limit(self, leaves: list[jax.Array]) -> tuple[int, str] | None:
         """Returns the widest window that the rings can undo, and the path that limits it."""
         limits = [
-            (leaves[i].shape[_axis(plane)] - (plane.size or 0) + 1, self.paths[i])
+            (leaves[i].shape[row_axis(plane, leaves[i])] - (plane.size or 0) + 1, self.paths[i])
             for i, plane in enumerate(self.planes)
             if plane.kind == "sliding"
         ]
         return min(limits, default=None)
 
 
-def _axis(plane: Plane) -> int:
+def row_axis(plane: Plane, leaf: jax.Array) -> int:
+    """Returns the axis of a plane's rows, counted from the front."""
     assert plane.axis is not None  # append, sliding and shift always have one
-    return plane.axis
+    return plane.axis % leaf.ndim
 
 
 def along(index: jax.Array, axis: int, num_axes: int) -> jax.Array:
@@ -128,11 +129,27 @@ def _structure_fault(layout: Layout, state: PyTree) -> str:
 
 
 def take_row(plane: Plane, leaf: jax.Array, row: jax.Array) -> jax.Array:
-    """Returns row `row` `[B]` along the plane's axis, one a sequence; the axis stays."""
-    return jnp.take_along_axis(leaf, per_row(plane, leaf, row), axis=_axis(plane))
+    """Returns row `row` `[B]` along the plane's axis, one a sequence; `set_row` takes it back."""
+    return leaf.at[_row_index(plane, leaf, row)].get(mode="clip")
 
 
 def set_row(plane: Plane, leaf: jax.Array, row: jax.Array, value: jax.Array) -> jax.Array:
-    """Returns `leaf` with row `row` `[B]` along the plane's axis replaced."""
-    index = per_row(plane, leaf, row)
-    return jnp.put_along_axis(leaf, index, value, axis=_axis(plane), inplace=False)
+    """Returns `leaf` with row `row` `[B]` replaced by `value`, shaped as `take_row` gives it."""
+    return leaf.at[_row_index(plane, leaf, row)].set(value, mode="drop")
+
+
+def choose_row(plane: Plane, leaf: jax.Array, chosen: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns row `a` for the sequences where `chosen` `[B]`, else row `b`; both from `take_row`."""
+    assert plane.batch_axis is not None
+    batch_axis, axis = plane.batch_axis % leaf.ndim, row_axis(plane, leaf)
+    # Two index arrays side by side leave their axis in place; apart, it comes first.
+    place = min(batch_axis, axis) if abs(batch_axis - axis) == 1 else 0
+    return jnp.where(along(chosen, place, a.ndim), a, b)
+
+
+def _row_index(plane: Plane, leaf: jax.Array, row: jax.Array) -> tuple:
+    assert plane.batch_axis is not None
+    index: list = [slice(None)] * leaf.ndim
+    index[plane.batch_axis % leaf.ndim] = jnp.arange(row.shape[0])
+    index[row_axis(plane, leaf)] = row
+    return tuple(index)

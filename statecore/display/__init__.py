@@ -1,0 +1,5 @@
+"""States and geometries as text for people."""
+
+from statecore.display._table import geometry_table as geometry_table
+
+__all__ = ["geometry_table"]
