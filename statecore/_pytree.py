@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 import jax
+import jax.core
 import jax.numpy as jnp
 
 from statecore._errors import AliasError, StateConsumedError

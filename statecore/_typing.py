@@ -7,6 +7,7 @@ D head or model width        N SSM state size          P SSM head width, pool sl
 C convolution taps           F convolution channels    V vocabulary
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -16,4 +17,4 @@ import numpy as np
 PyTree: TypeAlias = Any
 
 # What a caller may pass for tokens, rows and counts: host or device, concrete or traced.
-IntLike: TypeAlias = int | list[int] | tuple[int, ...] | np.ndarray | jax.Array
+IntLike: TypeAlias = int | Sequence[Any] | np.ndarray | jax.Array

@@ -1,7 +1,6 @@
 """`Backend`: pure functions over one model's state, and what is derived from them."""
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -72,13 +71,15 @@ class Backend:
                 "only its replay advances them. Give both, or leave both out and give `step`."
             )
         self.layout: Layout = make_layout(planes)
-        checked = partial(_checked, self.layout)
-        verify, replay = checked("verify", verify), checked("replay", replay)
+        if verify is not None and replay is not None:
+            verify = keeps_structure(self.layout, "verify", verify)
+            replay = keeps_structure(self.layout, "replay", replay)
+            step = step_from_verify(verify, replay) if step is None else step
         if step is None:
-            if verify is None or replay is None:
-                raise UnsupportedError("A backend needs `step`, or `verify` and `replay` to derive it from.")
-            step = step_from_verify(verify, replay)
-        self.functions = Functions(init, checked("step", step), checked("extend", extend), verify, replay)
+            raise UnsupportedError("A backend needs `step`, or `verify` and `replay` to derive it from.")
+        step = keeps_structure(self.layout, "step", step)
+        extend = None if extend is None else keeps_structure(self.layout, "extend", extend)
+        self.functions = Functions(init, step, extend, verify, replay)
         self.name: str = name or getattr(init, "__module__", "backend").rpartition(".")[2]
         self.origin = Origin()
         self.compiled: dict[tuple, Callable] = {}
@@ -87,6 +88,11 @@ class Backend:
     def __repr__(self) -> str:
         given = [name for name in ("step", "extend", "verify") if getattr(self.functions, name)]
         return f"Backend({self.name}: {', '.join(given)}; {len(self.layout.planes)} planes)"
+
+    @property
+    def planes(self) -> PyTree:
+        """The planes as they were given, mirroring the state."""
+        return jax.tree.unflatten(self.layout.treedef, self.layout.planes)
 
     @property
     def has_fast_verify(self) -> bool:
@@ -155,10 +161,6 @@ class Backend:
             assert self.functions.replay is not None
             return self.functions.replay(state, trace, num_rows)
         return _derive.select(self.layout, state, trace, num_rows)
-
-
-def _checked(layout: Layout, name: str, function: Callable | None) -> Callable | None:
-    return None if function is None else keeps_structure(layout, name, function)
 
 
 def _check_sizes(batch: int, capacity: int) -> None:

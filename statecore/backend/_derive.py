@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from statecore._typing import PyTree
 from statecore.backend._functions import StepFn
-from statecore.state import Layout, Plane, choose_row, per_row, set_row, take_row
+from statecore.state import Layout, Plane, choose_row, per_row, row_axis, set_row, take_row
 
 
 def masked_step(
@@ -47,7 +47,7 @@ def _merge(plane: Plane, old: jax.Array, new: jax.Array, live: jax.Array, length
         return old
     if plane.kind in ("append", "sliding"):
         # A step writes one row; putting that row back costs less than selecting the plane.
-        row = lengths % new.shape[plane.axis] if plane.kind == "sliding" else lengths
+        row = lengths % new.shape[row_axis(plane, new)] if plane.kind == "sliding" else lengths
         kept = choose_row(plane, new, live, take_row(plane, new, row), take_row(plane, old, row))
         return set_row(plane, new, row, kept)
     return jnp.where(per_row(plane, new, live), new, old)

@@ -1,7 +1,7 @@
 """The functions a backend is made of, each checked to keep the state's structure."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -61,7 +61,7 @@ class Functions(NamedTuple):
     replay: ReplayFn | None
 
 
-def keeps_structure(layout: Layout, name: str, function: Callable) -> Callable:
+def keeps_structure(layout: Layout, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function`, whose first result is checked to be a state like the one given.
 
     The check runs while tracing, so it costs nothing later. The state is the argument

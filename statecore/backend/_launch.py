@@ -2,8 +2,8 @@
 
 The rule for every transition: its result shares no buffer with an argument that stays
 usable. So a donating call moves by reference what the transition does not write, and a
-call that does not donate copies it. Planes that a transition neither reads nor writes
-never pass through a jit, where they would be copied.
+call that does not donate copies it. Planes that a transition does not write are never
+results of its jit, where they would be copied.
 
 Nothing here checks anything; a plain caller goes through `_transitions`, a runtime
 checks against its own mirror first.
@@ -41,6 +41,11 @@ def _written(layout: Layout, name: str) -> tuple[int, ...]:
     if name == "commit":
         return layout.indices("position", "shift", "recurrent", "opaque")
     return layout.indices("position", "append", "sliding", "shift", "recurrent", "opaque")
+
+
+def split_written(layout: Layout, name: str, state: PyTree) -> Split:
+    """Returns the leaves that the transition `name` may write, and the others."""
+    return _split(layout, state, _written(layout, name))
 
 
 def _consume(leaves: list[jax.Array]) -> None:
@@ -108,7 +113,7 @@ def verify(backend: Backend, params: PyTree, state: PyTree, tokens, num_valid, *
 
 
 def commit(backend: Backend, state: PyTree, trace: PyTree, num_rows, *, mode: str, donate: bool) -> PyTree:
-    """Advances the planes a verify left alone; takes neither parameters nor attention rows."""
+    """Advances the planes a verify left alone; attention rows are only handed through to `replay` to read."""
 
     def run(state, trace, num_rows):
         return (backend.run_commit(state, trace, num_rows, mode),)

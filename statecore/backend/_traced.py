@@ -96,7 +96,7 @@ def verify(backend: Backend, params, state, tokens, num_valid, *, mode) -> Windo
     state, logits, trace = backend.run_verify(params, state, tokens, num_valid, mode)
     return Window(
         state=mark(layout, state, refused),
-        logits=wanted_logits(logits, num_valid, "all"),
+        logits=blank(logits, jnp.arange(tokens.shape[1]) < num_valid[:, None]),
         num_valid=num_valid,
         trace=trace,
         mode=mode,

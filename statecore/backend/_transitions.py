@@ -15,7 +15,7 @@ from statecore._typing import IntLike, PyTree
 from statecore.backend import _checks, _launch, _traced
 from statecore.backend._backend import Backend
 from statecore.backend._window import Window
-from statecore.state import equality, rows, state_geometry
+from statecore.state import equality, row_axis, rows, state_geometry
 
 _LOGITS = ("all", "last", "none")
 
@@ -235,7 +235,7 @@ def put_rows(backend: Backend, state: PyTree, placed: IntLike, other: PyTree) ->
             f"rows {index.tolist()} must name one different row for each of the {given} sequences of `other`."
         )
     layout = backend.layout
-    wanted = jax.eval_shape(lambda s: layout.unflatten(rows.take(layout, layout.leaves(s), index)), state)
+    wanted = jax.eval_shape(lambda s: layout.unflatten(rows.take(layout, layout.leaves(s), jnp.asarray(index))), state)
     faults = state_geometry(layout, wanted).differences(state_geometry(layout, other))
     if faults:
         raise GeometryError("`other` does not fit the state: " + "; ".join(faults) + ". Was its capacity another?")
@@ -341,7 +341,7 @@ def _check_comparable(backend: Backend, a: PyTree, b: PyTree) -> None:
         shapes = [list(left.shape), list(right.shape)]
         if plane.kind in ("append", "sliding") and left.ndim == right.ndim:
             for shape in shapes:
-                shape[plane.axis] = -1  # capacities may differ
+                shape[row_axis(plane, left)] = -1  # capacities may differ
         if shapes[0] != shapes[1] or left.dtype != right.dtype:
             raise GeometryError(
                 f"Plane `{path}` is {left.dtype}{list(left.shape)} in one state and {right.dtype}{list(right.shape)} "

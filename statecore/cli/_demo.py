@@ -176,7 +176,8 @@ def _speculation(report: Report, runtime: sc.Runtime, prompt: str, num_tokens: i
         return gen, num_tokens / (time.perf_counter() - start)
 
     with report.guarded(name):
-        timed(None), timed(draft)
+        for speculate in (None, draft):
+            timed(speculate)
         plain, plain_rate = timed(None)
         fast, fast_rate = timed(draft)
         same = plain.tokens == fast.tokens
@@ -204,9 +205,7 @@ def _commits(report: Report, runtime: sc.Runtime, prompt: str) -> None:
         name = f"rows kept are steps taken ({mode})"
         with report.guarded(name):
             for num_rows in range(window.shape[1] + 1):
-                check_commit(
-                    model.backend, model.params, state, window, [num_rows], mode=mode, tolerance=tolerance
-                )
+                check_commit(model.backend, model.params, state, window, [num_rows], mode=mode, tolerance=tolerance)
             report.check(name, True)
 
 

@@ -36,9 +36,7 @@ def _geometry(report: "Report") -> Table:
     table = Table("plane", "kind", "shape", "dtype", "bytes", "undone by", title="the state, a row a plane")
     for plane in report.geometry:
         shape = "x".join(map(str, plane["shape"]))
-        table.add_row(
-            plane["path"], plane["kind"], shape, plane["dtype"], f"{plane['bytes']:,}", plane["undone_by"]
-        )
+        table.add_row(plane["path"], plane["kind"], shape, plane["dtype"], f"{plane['bytes']:,}", plane["undone_by"])
     return table
 
 
@@ -53,7 +51,5 @@ def _costs(costs: dict) -> Table:
     table = Table("operation", "us", "ratio", "against", title=f"costs at a state of {costs['state_bytes']:,} bytes")
     for name in ("capture_into_slot", "exchange", "commit"):
         cost = costs[name]
-        table.add_row(
-            name.replace("_", " "), f"{cost['microseconds']:,.1f}", f"{cost['ratio']:.3f}", cost["against"]
-        )
+        table.add_row(name.replace("_", " "), f"{cost['microseconds']:,.1f}", f"{cost['ratio']:.3f}", cost["against"])
     return table

@@ -10,7 +10,7 @@ from statecore.generation._draft import Draft
 from statecore.generation._prompt import Prompt, feed, prompt_rows
 from statecore.generation._run import Run, RunId, Speculation
 from statecore.generation._sampler import Sampler, check_sampler, choose, key_of
-from statecore.generation._speculate import check_draft, speculative_round
+from statecore.generation._speculate import check_draft, propose, speculative_round
 from statecore.native import Estimate, Reservation, SnapshotBudget, SnapshotLimits, SnapshotUsage
 from statecore.runtime import Runtime, Slot
 
@@ -171,11 +171,17 @@ class Generation:
                 self._plain_step()
         else:
             check_draft(self.runtime, draft)
+            mode = "exact" if self.lossless else None
             while run.num_emitted < goal:
                 limits = [goal - len(row) for row in run.outputs]
-                mode = "exact" if self.lossless else None
-                speculative_round(self.runtime, run, draft, limits, mode)
-                self._version = self.runtime.version
+                guesses = propose(run, draft, limits)
+                if not any(guesses) and all(limits):
+                    self._plain_step()
+                    continue
+                try:
+                    speculative_round(self.runtime, run, guesses, limits, draft.num_draft + 1, mode)
+                finally:
+                    self._follow()
         return [row[start:goal] for row in run.outputs]
 
     def _plain_step(self) -> None:
@@ -185,7 +191,7 @@ class Generation:
         chosen = np.array(choose(run.sampler, run.key, emitted, logits[:, None]))
         for row, token in zip(run.outputs, chosen[:, 0].tolist(), strict=True):
             row.append(token)
-        self._version = self.runtime.version
+        self._follow()
 
     # Snapshots and branches.
 
@@ -228,7 +234,8 @@ class Generation:
         self._check_driver(snapshot.driver)
         if snapshot.run.run_id is not self._run.run_id:
             raise IdentityError(
-                "This snapshot belongs to another branch of the generation. Restore it where it was taken, or `fork` it."
+                "This snapshot belongs to another branch of the generation. Restore it where it was taken, or "
+                "`fork` it."
             )
         reservation = self._reserve(self.runtime.estimate(snapshot.slot))
         # Everything that can fail comes first; the exchange is the last of it.
@@ -284,11 +291,16 @@ class Generation:
     def _shaped(self, rows: list):
         return rows[0] if len(rows) == 1 else rows
 
+    def _follow(self) -> None:
+        """Takes the runtime's new version as this run's, if the state holds what this run says."""
+        if (self.runtime.lengths == self._run.state_lengths()).all():
+            self._version = self.runtime.version
+
     def _check_driving(self) -> None:
         if self.runtime.version != self._version:
             raise LifecycleError(
-                "Something else has advanced or exchanged the runtime of this generation, so its state is no longer "
-                "this text's. Give each generation a runtime of its own, or go through the generation."
+                "Something else has advanced or exchanged the runtime of this generation, or a call was cut short, so "
+                "its state is no longer this text's. Give each generation a runtime of its own, and go through it."
             )
 
     def _check_driver(self, driver: Driver) -> None:

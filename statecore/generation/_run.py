@@ -75,6 +75,11 @@ class Run:
         pairs = zip(self.prompts, self.outputs, strict=True)
         return np.array([(output or prompt)[-1] for prompt, output in pairs], np.int32)
 
+    def state_lengths(self) -> np.ndarray:
+        """Returns how many tokens of each sequence the state must hold, `[B]`."""
+        pairs = zip(self.prompts, self.outputs, strict=True)
+        return np.array([len(prompt) + len(output) - 1 for prompt, output in pairs])
+
     def text(self, tokenizer: Tokenizer) -> list[str]:
         """Returns the text emitted by each sequence."""
         return [tokenizer.decode(row) for row in self.outputs]

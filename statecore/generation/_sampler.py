@@ -6,6 +6,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from statecore._errors import UnsupportedError
 
@@ -47,7 +48,7 @@ def check_sampler(sampler: Sampler) -> None:
         raise UnsupportedError("The sampler cannot be used: " + "; ".join(faults) + ".")
 
 
-def choose(sampler: Sampler, key: jax.Array, indices: jax.Array, logits: jax.Array) -> jax.Array:
+def choose(sampler: Sampler, key: jax.Array, indices: jax.Array | np.ndarray, logits: jax.Array) -> jax.Array:
     """Returns the tokens `[B, K]` that follow `logits` `[B, K, V]`.
 
     The draw for output `i` of a sequence depends on the key, the sequence and `i` alone,
@@ -64,7 +65,7 @@ def choose(sampler: Sampler, key: jax.Array, indices: jax.Array, logits: jax.Arr
         return _most_likely(logits)
     top_k = logits.shape[-1] if sampler.top_k is None else sampler.top_k
     settings = (sampler.temperature, float(top_k), sampler.top_p, sampler.min_p)
-    return _draw(key, indices, logits, jnp.array(settings, jnp.float32))
+    return _draw(key, jnp.asarray(indices), logits, jnp.array(settings, jnp.float32))
 
 
 @jax.jit

@@ -20,7 +20,9 @@ def check_draft(runtime: Runtime, draft: Draft) -> None:
         )
 
 
-def speculative_round(runtime: Runtime, run: Run, draft: Draft, limits: list[int], mode: str | None) -> None:
+def speculative_round(
+    runtime: Runtime, run: Run, drafts: list[list[int]], limits: list[int], width: int, mode: str | None
+) -> None:
     """Emits at least one token for each sequence whose limit is above 0, in one verify.
 
     A draft token is accepted if it is the token that plain decoding would choose there,
@@ -30,13 +32,13 @@ def speculative_round(runtime: Runtime, run: Run, draft: Draft, limits: list[int
     Args:
       runtime: whose state is advanced.
       run: whose outputs are extended.
-      draft: what guesses.
+      drafts: the guesses for each sequence, from `propose`.
       limits: for each sequence, how many tokens it may still emit now.
+      width: rows of the window, always the same, so that it is compiled once.
       mode: of the verify.
     """
-    drafts = _propose(run, draft, limits)
     counts = np.array([min(len(row) + 1, limit) for row, limit in zip(drafts, limits, strict=True)], np.int32)
-    window = np.zeros((len(drafts), draft.num_draft + 1), np.int32)
+    window = np.zeros((len(drafts), width), np.int32)
     window[:, 0] = run.pending()
     for row, guess in enumerate(drafts):
         window[row, 1 : 1 + len(guess)] = guess
@@ -54,7 +56,7 @@ def speculative_round(runtime: Runtime, run: Run, draft: Draft, limits: list[int
     run.speculation = _counted(run.speculation, counts, num_rows)
 
 
-def _propose(run: Run, draft: Draft, limits: list[int]) -> list[list[int]]:
+def propose(run: Run, draft: Draft, limits: list[int]) -> list[list[int]]:
     """Returns each sequence's guesses, at most one fewer than it may still emit."""
     proposals = []
     for prompt, output, limit in zip(run.prompts, run.outputs, limits, strict=True):

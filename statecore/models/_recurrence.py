@@ -1,7 +1,8 @@
 """The scalar-decay recurrence `h' = a h + x B^T` in the three forms we need.
 
-`advance` is the recurrence itself, one token at a time. `ssd` is the parallel form over chunks (Mamba-2, arXiv 2405.21060), used to train and to read prompts.
-`window_outputs` reads the outputs of a short window and leaves the state alone.
+`advance` is the recurrence itself, one token at a time. `ssd` is the parallel form over
+chunks (Mamba-2, arXiv 2405.21060), used to train and to read prompts. `window_outputs`
+reads the outputs of a short window and leaves the state alone.
 All three take the log of the decay, so that decays of a stretch are differences.
 """
 

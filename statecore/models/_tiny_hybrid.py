@@ -180,9 +180,7 @@ def step(config, params, state, tokens):
     conv, hidden = [], []
 
     def mamba_layer(layer, index, x):
-        new_conv, new_hidden, mixed = _mamba2.step(
-            config.mamba, layer, state["conv"][index], state["hidden"][index], x
-        )
+        new_conv, new_hidden, mixed = _mamba2.step(config.mamba, layer, state["conv"][index], state["hidden"][index], x)
         conv.append(new_conv)
         hidden.append(new_hidden)
         return mixed

@@ -1,6 +1,7 @@
 """Weights of the embedded models as safetensors, one tensor a parameter."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from statecore._errors import LoadError
 
 def save_weights(path: Path, params: dict) -> None:
     """Writes the parameters under their dotted names, in the dtypes they have."""
-    save_file(traverse_util.flatten_dict(params, sep="."), str(path))
+    save_file(_by_name(params), str(path))
 
 
 def load_weights(path: Path, like: dict) -> dict:
@@ -26,7 +27,7 @@ def load_weights(path: Path, like: dict) -> dict:
       LoadError: names every tensor that is missing, unexpected or misshapen.
     """
     found = load_file(str(path))
-    wanted = traverse_util.flatten_dict(like, sep=".")
+    wanted = _by_name(like)
     faults = [f"{name} is missing" for name in sorted(wanted.keys() - found.keys())]
     faults += [f"{name} is unexpected" for name in sorted(found.keys() - wanted.keys())]
     faults += [
@@ -39,3 +40,8 @@ def load_weights(path: Path, like: dict) -> dict:
     cast = {name: jnp.asarray(found[name], leaf.dtype) for name, leaf in wanted.items()}
     params = traverse_util.unflatten_dict(cast, sep=".")
     return jax.tree.map(lambda _, leaf: leaf, like, params)
+
+
+def _by_name(params: dict) -> dict[str, Any]:
+    """Returns the leaves by their dotted names."""
+    return dict(traverse_util.flatten_dict(params, sep="."))

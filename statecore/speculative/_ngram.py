@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NGramDraft:
@@ -23,18 +25,15 @@ class NGramDraft:
 
     def propose(self, history: Sequence[int], limit: int) -> list[int]:
         """Returns up to `limit` tokens that may follow `history`, or none."""
-        history = list(history)
-        for size in range(min(self.max_ngram, len(history) - 1), self.min_ngram - 1, -1):
-            start = _last_earlier(history, size)
-            if start is not None:
-                return history[start + size : start + size + limit]
-        return []
-
-
-def _last_earlier(history: list[int], size: int) -> int | None:
-    """Returns where the last `size` tokens occurred latest before their own place."""
-    suffix = history[-size:]
-    for start in range(len(history) - size - 1, -1, -1):
-        if history[start : start + size] == suffix:
-            return start
-    return None
+        tokens = np.array(history)
+        # Whether the last `size` tokens also end at each earlier place, for a growing `size`.
+        ends = np.ones(max(len(tokens) - 1, 0), bool)
+        found = None
+        for size in range(1, min(self.max_ngram, len(tokens) - 1) + 1):
+            ends[: size - 1] = False
+            ends[size - 1 :] &= tokens[: len(tokens) - size] == tokens[-size]
+            if not ends.any():
+                break
+            if size >= self.min_ngram:
+                found = int(np.flatnonzero(ends)[-1])
+        return [] if found is None else tokens[found + 1 : found + 1 + limit].tolist()

@@ -12,12 +12,13 @@ from statecore.state._layout import Layout as Layout
 from statecore.state._layout import choose_row as choose_row
 from statecore.state._layout import make_layout as make_layout
 from statecore.state._layout import per_row as per_row
+from statecore.state._layout import row_axis as row_axis
 from statecore.state._layout import set_row as set_row
 from statecore.state._layout import take_row as take_row
 from statecore.state.planes import Plane as Plane
 
 __all__ = [
     "Geometry", "Layout", "Plane", "PlaneGeometry", "choose_row", "equality", "make_geometry",
-    "make_layout", "per_row", "planes", "rows", "set_row", "state_geometry",
+    "make_layout", "per_row", "planes", "row_axis", "rows", "set_row", "state_geometry",
     "take_row", "validate",
 ]  # fmt: skip

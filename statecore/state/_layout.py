@@ -2,10 +2,10 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import PyTreeDef
 
 from statecore._errors import GeometryError
 from statecore._pytree import named_leaves, path_name
@@ -22,7 +22,7 @@ class Layout:
     planes: how each plane changes.
     """
 
-    treedef: PyTreeDef
+    treedef: Any  # jax.tree_util.PyTreeDef
     paths: tuple[str, ...]
     planes: tuple[Plane, ...]
 

@@ -123,7 +123,9 @@ def check_commit(
     window = np.array(window)
     kept = max(num_accepted, default=0)
     before = jax.tree.map(np.array, state)
-    wanted = pick_rows(backend, raw_states(backend, params, state, _unpadded(window, num_valid)[:, :kept]), num_accepted)
+    wanted = pick_rows(
+        backend, raw_states(backend, params, state, _unpadded(window, num_valid)[:, :kept]), num_accepted
+    )
     opened = verify(backend, params, state, window, num_valid=num_valid, mode=mode)
     got = commit(backend, opened, np.array(num_accepted))
     case = f"window {window.tolist()}, valid {num_valid}, kept {list(num_accepted)}, mode {opened.mode}"

@@ -72,5 +72,5 @@ def _with_replay(backend: Backend, name: str, replay: Callable) -> Backend:
         extend=backend.functions.extend,
         verify=verify,
         replay=lambda state, trace, num_rows: replay(state, trace, num_rows, right),
-        planes=backend.layout.unflatten(list(backend.layout.planes)),
+        planes=backend.planes,
     )

@@ -1,0 +1,1 @@
+"""Paired measurements of statecore: `python -m bench --help`."""
