@@ -18,7 +18,6 @@ from statecore.testing import AliasingRuntime, LawViolation, check_commit, forge
 
 _FAULTS = ("forget-conv", "off-by-one", "alias")
 _NUM_DRAFT = 7
-_WIDTHS = (4, 8)
 # Greedy text repeats itself only after a while, and repetition is what a draft finds.
 _SPECULATED = 160
 
@@ -92,7 +91,8 @@ def make_report(prompt: str, num_tokens: int, seed: int, fault: str | None, *, q
     report = Report(injected=fault)
     model, runtime_class = _planted(sc.load("tiny-hybrid"), fault)
     assert model.tokenizer is not None
-    capacity = len(model.tokenizer.encode(prompt)) + max(num_tokens, _SPECULATED) + _WIDTHS[-1]
+    needed = len(model.tokenizer.encode(prompt)) + max(num_tokens, _SPECULATED)
+    capacity = -(-needed // 128) * 128  # rounded up, so that other prompts compile nothing new
     runtime = runtime_class(model, capacity=capacity)
     sections: list[tuple[str, Callable[[], None]]] = [
         ("geometry", lambda: _geometry(report, runtime)),
@@ -239,7 +239,7 @@ def _costs(report: Report, model: sc.Model, capacity: int) -> None:
     def exchange() -> None:
         held[1] = runtime.exchange(held[1])
 
-    window = [[10] * _WIDTHS[-1]]
+    window = [[10] * (_NUM_DRAFT + 1)]
     report.costs = {
         "state_bytes": sum(leaf.nbytes for leaf in leaves),
         "capture_into_slot": paired(capture, copy_plainly) | {"against": "np.copyto of the same bytes"},

@@ -9,6 +9,8 @@ A user writes them down once, mirroring the state:
 import dataclasses
 from typing import Literal
 
+__all__ = ["Plane", "append", "constant", "opaque", "position", "recurrent", "shift", "sliding"]
+
 Kind = Literal["position", "append", "sliding", "shift", "recurrent", "constant", "opaque"]
 
 _UNDONE_BY: dict[str, str] = {
