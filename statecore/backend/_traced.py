@@ -13,7 +13,7 @@ from statecore._typing import PyTree
 from statecore.backend._backend import Backend
 from statecore.backend._launch import blank, wanted_logits
 from statecore.backend._window import Window
-from statecore.state import Layout, rows
+from statecore.state import Layout, put, take
 
 
 def is_refused(layout: Layout, state: PyTree) -> jax.Array:
@@ -122,28 +122,28 @@ def commit(backend: Backend, window: Window, num_accepted):
     return mark(layout, layout.unflatten(after), refused)
 
 
-def take_rows(backend: Backend, state, taken):
+def take_rows(backend: Backend, state, rows):
     """As `transitions.take_rows`. Refused, each sequence stays where it was."""
     layout, marked = backend.layout, is_refused(backend.layout, state)
     leaves = layout.leaves(clear(layout, state))
     batch = leaves[layout.position].shape[0]
-    taken = jnp.asarray(taken, jnp.int32)
-    refused = marked | _wrong_counts(taken, batch - 1)
-    same = jnp.minimum(jnp.arange(taken.shape[0]), batch - 1)
-    state = layout.unflatten(rows.take(layout, leaves, jnp.where(refused, same, taken)))
+    rows = jnp.asarray(rows, jnp.int32)
+    refused = marked | _wrong_counts(rows, batch - 1)
+    same = jnp.minimum(jnp.arange(rows.shape[0]), batch - 1)
+    state = layout.unflatten(take(layout, leaves, jnp.where(refused, same, rows)))
     return mark(layout, state, refused)
 
 
-def put_rows(backend: Backend, state, placed, other):
+def put_rows(backend: Backend, state, rows, other):
     """As `transitions.put_rows`."""
     layout = backend.layout
     refused = is_refused(layout, state) | is_refused(layout, other)
     leaves, new = layout.leaves(clear(layout, state)), layout.leaves(clear(layout, other))
     batch = leaves[layout.position].shape[0]
-    placed = jnp.asarray(placed, jnp.int32)
-    ordered = jnp.sort(placed)
-    refused |= _wrong_counts(placed, batch - 1) | jnp.any(ordered[1:] == ordered[:-1])
+    rows = jnp.asarray(rows, jnp.int32)
+    ordered = jnp.sort(rows)
+    refused |= _wrong_counts(rows, batch - 1) | jnp.any(ordered[1:] == ordered[:-1])
     # Past the end nothing is written, so a refused call changes no row.
-    where = jnp.where(refused, batch, placed)
-    state = layout.unflatten(rows.put(layout, leaves, where, new))
+    where = jnp.where(refused, batch, rows)
+    state = layout.unflatten(put(layout, leaves, where, new))
     return mark(layout, state, refused)

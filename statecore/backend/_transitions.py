@@ -15,7 +15,7 @@ from statecore._typing import IntLike, PyTree
 from statecore.backend import _checks, _launch, _traced
 from statecore.backend._backend import Backend
 from statecore.backend._window import Window
-from statecore.state import equality, row_axis, rows, state_geometry
+from statecore.state import equality, put, row_axis, state_geometry, take
 
 _LOGITS = ("all", "last", "none")
 
@@ -190,58 +190,58 @@ def commit(backend: Backend, window: Window, num_accepted: IntLike, *, donate: b
     return _launch.commit(backend, window.state, window.trace, counts, mode=window.mode, donate=donate)
 
 
-def take_rows(backend: Backend, state: PyTree, taken: IntLike) -> PyTree:
-    """Returns a state whose sequence `i` is sequence `taken[i]`, in every plane.
+def take_rows(backend: Backend, state: PyTree, rows: IntLike) -> PyTree:
+    """Returns a state whose sequence `i` is sequence `rows[i]`, in every plane.
 
     Args:
       backend: the model's functions.
       state: of `B` sequences.
-      taken: `[N]` integers from 0 to `B - 1`, in any order, repeated or not.
+      rows: `[N]` integers from 0 to `B - 1`, in any order, repeated or not.
 
     Raises:
-      GeometryError: a row is out of range, or `taken` is not a list of at least one row.
+      GeometryError: a row is out of range, or `rows` is not a list of at least one row.
     """
-    if is_traced(state, taken):
-        return _traced.take_rows(backend, state, taken)
+    if is_traced(state, rows):
+        return _traced.take_rows(backend, state, rows)
     batch = len(read_lengths(backend, state))
-    index = _check_rows(taken, batch)
+    index = _check_rows(rows, batch)
     layout = backend.layout
 
     def body(leaves, index):
-        return rows.take(layout, leaves, index)
+        return take(layout, leaves, index)
 
     run = backend.compile(("take_rows",), lambda: jax.jit(body))
     return layout.unflatten(run(layout.leaves(state), index))
 
 
-def put_rows(backend: Backend, state: PyTree, placed: IntLike, other: PyTree) -> PyTree:
-    """Returns `state` with the sequences of `other` in rows `placed`.
+def put_rows(backend: Backend, state: PyTree, rows: IntLike, other: PyTree) -> PyTree:
+    """Returns `state` with the sequences of `other` in rows `rows`.
 
     Args:
       backend: the model's functions.
       state: of `B` sequences.
-      placed: `[N]` different integers from 0 to `B - 1`.
+      rows: `[N]` different integers from 0 to `B - 1`.
       other: a state of `N` sequences, of the same capacity and dtypes.
 
     Raises:
       GeometryError: a row is out of range or named twice, or `other` does not fit.
     """
-    if is_traced(state, placed, other):
-        return _traced.put_rows(backend, state, placed, other)
+    if is_traced(state, rows, other):
+        return _traced.put_rows(backend, state, rows, other)
     batch, given = len(read_lengths(backend, state)), len(read_lengths(backend, other))
-    index = _check_rows(placed, batch)
+    index = _check_rows(rows, batch)
     if len(index) != given or len(set(index.tolist())) != len(index):
         raise GeometryError(
             f"rows {index.tolist()} must name one different row for each of the {given} sequences of `other`."
         )
     layout = backend.layout
-    wanted = jax.eval_shape(lambda s: layout.unflatten(rows.take(layout, layout.leaves(s), jnp.asarray(index))), state)
+    wanted = jax.eval_shape(lambda s: layout.unflatten(take(layout, layout.leaves(s), jnp.asarray(index))), state)
     faults = state_geometry(layout, wanted).differences(state_geometry(layout, other))
     if faults:
         raise GeometryError("`other` does not fit the state: " + "; ".join(faults) + ". Was its capacity another?")
 
     def body(leaves, index, new):
-        return rows.put(layout, leaves, index, new)
+        return put(layout, leaves, index, new)
 
     run = backend.compile(("put_rows",), lambda: jax.jit(body))
     return layout.unflatten(run(layout.leaves(state), index, layout.leaves(other)))

@@ -309,7 +309,7 @@ class Generation:
 
 
 def _as_key(seed: int | jax.Array) -> jax.Array:
-    return key_of(seed) if isinstance(seed, int) else seed
+    return key_of(int(seed)) if isinstance(seed, int | np.integer) else seed
 
 
 def _checked_length(runtime: Runtime, rows: list[list[int]], max_tokens: int | None) -> int:

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from statecore._errors import GeometryError, UnsupportedError
 from statecore.backend import Tokenizer
 from statecore.runtime import Runtime
 
-Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]] | np.ndarray | jax.Array
 
 # A prompt is fed in padded chunks of these lengths, so that a prompt of any length costs
 # at most one compile for each of them.
@@ -22,6 +23,8 @@ def prompt_rows(prompt: Prompt, batch: int, tokenizer: Tokenizer | None) -> list
       GeometryError: not one prompt a sequence, or an empty one.
       UnsupportedError: text, but the model has no tokenizer.
     """
+    if isinstance(prompt, np.ndarray | jax.Array):
+        prompt = np.array(prompt).tolist()
     if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], int | np.integer)):
         rows = [prompt]
     else:
