@@ -42,17 +42,15 @@ def check_alive(named: Iterable[tuple[str, jax.Array]], what: str = "state") -> 
             )
 
 
-def _buffers(leaf: jax.Array) -> list[int]:
+def buffers(leaf: jax.Array) -> list[int]:
+    """Returns the addresses of an array's buffers, one a device; none if it is empty or gone."""
     if leaf.size == 0 or leaf.is_deleted():
         return []
-    return [shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards]
-
-
-def buffers(leaf: jax.Array) -> list[int]:
-    """Returns the addresses of an array's buffers, one a device."""
-    if len(leaf.devices()) == 1 and leaf.size and not leaf.is_deleted():
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    if len(leaf.devices()) == 1:
         return [leaf.unsafe_buffer_pointer()]
-    return _buffers(leaf)
+    return [shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards]
 
 
 def check_unaliased(named: Sequence[tuple[str, jax.Array]]) -> None:
