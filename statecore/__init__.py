@@ -2,6 +2,7 @@
 
 from importlib.metadata import version as _version
 
+from statecore import ssm as ssm
 from statecore._errors import AliasError as AliasError
 from statecore._errors import BudgetError as BudgetError
 from statecore._errors import CapacityError as CapacityError
@@ -10,6 +11,7 @@ from statecore._errors import GeometryError as GeometryError
 from statecore._errors import IdentityError as IdentityError
 from statecore._errors import LifecycleError as LifecycleError
 from statecore._errors import LoadError as LoadError
+from statecore._errors import NonFiniteError as NonFiniteError
 from statecore._errors import RefusedError as RefusedError
 from statecore._errors import RollbackError as RollbackError
 from statecore._errors import StateConsumedError as StateConsumedError
@@ -54,10 +56,10 @@ __version__ = _version("statecore")
 __all__ = [
     "AliasError", "Backend", "BudgetError", "CapacityError", "Draft", "Estimate",
     "FencedError", "Generation", "Geometry", "GeometryError", "IdentityError",
-    "LifecycleError", "LoadError", "Model", "NGramDraft", "Plane", "RefusedError",
+    "LifecycleError", "LoadError", "Model", "NGramDraft", "NonFiniteError", "Plane", "RefusedError",
     "Registry", "RollbackError", "Runtime", "Sampler", "Slot", "SnapshotLimits",
     "StateConsumedError", "StateError", "UnsupportedError", "Window", "capture",
     "clear_refusal", "commit", "copy", "default_registry", "differing_planes", "equal",
     "estimate", "estimate_growth", "exchange", "extend", "is_refused", "load", "planes",
-    "put_rows", "step", "take_rows", "validate", "verify",
+    "put_rows", "ssm", "step", "take_rows", "validate", "verify",
 ]  # fmt: skip

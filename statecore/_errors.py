@@ -33,6 +33,10 @@ class RefusedError(StateError):
     """A transition inside a trace was refused, and this is the first chance to say so."""
 
 
+class NonFiniteError(StateError):
+    """A recurrent plane holds NaN or an infinity, and would poison every later token."""
+
+
 class FencedError(StateError):
     """The runtime lost its state in a failed donating transition and takes no more work."""
 

@@ -6,7 +6,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from statecore._errors import AliasError, StateConsumedError
+from statecore._errors import AliasError, GeometryError, StateConsumedError
 from statecore._typing import PyTree
 
 
@@ -28,7 +28,7 @@ def is_traced(*trees: PyTree) -> bool:
 
 def is_deleted(leaf: object) -> bool:
     """Returns whether a leaf is an array whose buffer is gone."""
-    return isinstance(leaf, jax.Array) and leaf.is_deleted()
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted()
 
 
 def check_alive(named: Iterable[tuple[str, jax.Array]], what: str = "state") -> None:
@@ -67,6 +67,31 @@ def check_unaliased(named: Sequence[tuple[str, jax.Array]]) -> None:
                     "Use `jnp.copy` for one of them."
                 )
             seen[address] = path
+
+
+def check_alike(state: PyTree, other: PyTree, name: str) -> None:
+    """Raises GeometryError unless `other`, called `name`, has the structure, shapes and dtypes of `state`."""
+    if jax.tree.structure(state) != jax.tree.structure(other):
+        raise GeometryError(
+            f"{name} has the structure {jax.tree.structure(other)}, but the state has {jax.tree.structure(state)}. "
+            "Is it a state of another backend?"
+        )
+    for (path, leaf), (_, found) in zip(named_leaves(state), named_leaves(other), strict=True):
+        for array in (leaf, found):
+            if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+                raise GeometryError(f"Plane `{path}` must be an array, but is {array!r}.")
+        if (leaf.shape, leaf.dtype) != (found.shape, found.dtype):
+            raise GeometryError(
+                f"Plane `{path}` of {name} is {found.dtype}{list(found.shape)}, but the state has "
+                f"{leaf.dtype}{list(leaf.shape)}. Was it made for another batch or capacity?"
+            )
+
+
+def unshared(leaves: PyTree) -> PyTree:
+    """Returns results of a jit as they are, or copies with jit disabled, where they may be arguments."""
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+        return jax.tree.map(jnp.copy, leaves)
+    return leaves
 
 
 @jax.jit

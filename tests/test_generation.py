@@ -15,10 +15,10 @@ from statecore.generation import CHUNK_LENGTHS, choose
 CAPACITY = 96
 
 
-def start(name="decay", *, batch=2, capacity=CAPACITY, prompt=None, **options) -> sc.Generation:
+def start(name="decay", *, batch=2, capacity=CAPACITY, prompt=..., **options) -> sc.Generation:
     case = cases()[name]
     runtime = sc.Runtime(sc.load((case.backend, case.params)), batch=batch, capacity=capacity)
-    prompt = [[1, 2, 3, 4], [5, 6]][:batch] if prompt is None else prompt
+    prompt = [[1, 2, 3, 4], [5, 6]][:batch] if prompt is ... else prompt
     return sc.Generation(runtime, prompt, **options)
 
 
@@ -206,6 +206,8 @@ def test_samplers_keep_what_they_say(sampler, kept):
         {"temperature": -1.0},
         {"temperature": float("nan")},
         {"temperature": float("inf")},
+        {"temperature": 1e-46},
+        {"top_k": 2.5},
         {"top_k": 0},
         {"top_p": 0.0},
         {"top_p": 1.5},
@@ -229,6 +231,11 @@ def test_bad_prompts():
         ([[1, 2]], sc.GeometryError),
         ([[1, 2], [16]], sc.GeometryError),
         ([1, 2, 3], sc.GeometryError),
+        ([[1.9, 2.2], [3]], sc.GeometryError),
+        ([["1"], ["2"]], sc.GeometryError),
+        ([[True], [2]], sc.GeometryError),
+        ([[[1]], [[2]]], sc.GeometryError),
+        (None, sc.GeometryError),
     ):
         with pytest.raises(error):
             start(prompt=prompt)
@@ -292,18 +299,15 @@ def test_a_runtime_driven_by_others_is_noticed():
     snap = gen.snapshot()
     branch = gen.fork(snap)
     gen.runtime.step([1, 2])
-    for call in (
-        gen.step,
-        gen.snapshot,
-        lambda: gen.restore(snap),
-        lambda: gen.fork(snap),
-        lambda: gen.exchange(branch),
-    ):
+    for call in (gen.step, gen.snapshot, lambda: gen.exchange(branch)):
         with pytest.raises(sc.LifecycleError, match="Something else"):
             call()
+    gen.restore(snap)  # replaces the whole state, so it mends this
+    gen.step()
     other = sc.Generation(gen.runtime, [[1], [2]], max_tokens=4)
-    with pytest.raises(sc.LifecycleError):
-        gen.step()
+    for call in (gen.step, lambda: gen.restore(snap), lambda: gen.fork(snap)):
+        with pytest.raises(sc.LifecycleError, match="Another generation"):
+            call()
     other.step()
 
 
@@ -354,3 +358,59 @@ def test_retained_bytes_move_with_the_branch():
     gen.exchange(branch)
     del branch  # it holds the root, which costs nothing
     assert (gen.usage.retained_bytes, gen.usage.branches) == (held, 1)
+
+
+@by_sampler
+def test_an_interrupted_run_is_mended_by_a_restore(monkeypatch, sampler):
+    """The state has moved and the text has not: everything but a restore is refused."""
+    from statecore.generation import _generation
+
+    gen = start(sampler=sampler, max_tokens=20)
+    gen.run(2)
+    snap, wanted = gen.snapshot(), gen.run(6)
+    gen.restore(snap)
+
+    def fail(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_generation, "choose", fail)
+        with pytest.raises(KeyboardInterrupt):
+            gen.run(6)
+    with pytest.raises(sc.LifecycleError, match="cut short"):
+        gen.step()
+    gen.restore(snap)
+    assert gen.run(6) == wanted
+
+
+def test_seeds():
+    key = jax.random.key(5)
+    texts = [start(sampler=WARM, seed=seed, max_tokens=9).run(9) for seed in (5, np.int64(5), key, 6)]
+    assert texts[0] == texts[1] == texts[2] != texts[3]
+    for seed in (1.5, None, 2**70, "5", jax.random.split(key, 2), jax.random.PRNGKey(5)):
+        with pytest.raises(sc.UnsupportedError, match="seed"):
+            start(seed=seed)
+    for wrong in (2.5, "3"):
+        with pytest.raises(sc.StateError):
+            start(max_tokens=wrong)
+        with pytest.raises(sc.LifecycleError):
+            start().run(wrong)
+
+
+class ArrayDraft:
+    """Guesses as an array, of a dtype that may be wrong."""
+
+    num_draft = 3
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+
+    def propose(self, history, limit):
+        return np.array([1, 2, 3], self.dtype)
+
+
+def test_drafts_may_be_arrays_of_integers():
+    plain = start(max_tokens=9).run(9)
+    assert start(max_tokens=9).run(9, speculate=ArrayDraft(np.int64)) == plain
+    with pytest.raises(sc.GeometryError, match="draft"):
+        start(max_tokens=9).run(9, speculate=ArrayDraft(np.float32))

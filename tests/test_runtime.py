@@ -204,3 +204,71 @@ def test_a_failed_transition_fences_only_if_the_state_is_lost(monkeypatch, stage
     healthy = sc.Runtime(runtime.model, batch=2, capacity=CAPACITY)
     healthy.exchange(slot)
     assert_bits(before, healthy.state)
+
+
+@pytest.mark.parametrize("operation", ["step", "extend", "verify", "commit", "exchange"])
+def test_an_interrupt_leaves_the_old_or_the_new_or_a_fence(monkeypatch, operation):
+    """Between the state's replacement and the bookkeeping's: never a mirror that lies."""
+    runtime = make()
+    slot = runtime.capture()
+    if operation == "commit":
+        runtime.verify(WINDOW)
+    install = type(runtime)._install
+
+    def interrupted(self, *args, **options):
+        if interrupted.late:
+            install(self, *args, **options)
+        raise KeyboardInterrupt
+
+    calls = {
+        "step": lambda: runtime.step([1, 2]),
+        "extend": lambda: runtime.extend(WINDOW),
+        "verify": lambda: runtime.verify(WINDOW),
+        "commit": lambda: runtime.commit(2),
+        "exchange": lambda: runtime.exchange(slot),
+    }
+    with monkeypatch.context() as patched:
+        patched.setattr(type(runtime), "_install", interrupted)
+        for interrupted.late in (True, False):
+            with pytest.raises((KeyboardInterrupt, sc.FencedError, sc.LifecycleError, sc.StateConsumedError)):
+                calls[operation]()
+    if runtime.support().is_supported:
+        assert np.array(runtime.state["pos"]).tolist() == runtime.lengths.tolist()
+    else:
+        with pytest.raises(sc.FencedError):
+            runtime.step([1, 2])
+
+
+def test_a_backend_whose_position_miscounts_is_fenced():
+    import jax.numpy as jnp
+
+    from statecore import planes as pl
+
+    backend = sc.Backend(
+        name="miscounts",
+        init=lambda params, batch, capacity: {"pos": jnp.zeros(batch, jnp.int32)},
+        step=lambda params, state, tokens: ({"pos": state["pos"] + 2}, jnp.zeros((tokens.shape[0], 4))),
+        planes={"pos": pl.position()},
+    )
+    runtime = sc.Runtime(sc.load((backend, None)), capacity=8)
+    with pytest.raises(sc.FencedError, match=r"\[2\].*\[1\]"):
+        runtime.step([1])
+
+
+def test_what_is_no_model_and_no_slot_is_refused():
+    with pytest.raises(sc.LoadError, match="Backend"):
+        sc.Runtime(cases()["digit"].backend, capacity=8)
+    runtime = make()
+    with pytest.raises(sc.GeometryError, match="str"):
+        runtime.exchange("slot")
+    with pytest.raises(sc.UnsupportedError, match="bogus"):
+        runtime.extend(WINDOW, logits="bogus")
+
+
+def test_copies_of_marks_are_the_same_marks():
+    import copy
+
+    runtime = make()
+    runtime.exchange(copy.deepcopy(runtime.capture()))
+    window = sc.verify(runtime.model.backend, None, runtime.state, WINDOW)
+    sc.commit(runtime.model.backend, copy.deepcopy(window), 2)

@@ -374,3 +374,131 @@ def test_the_example_step_from_verify_and_replay():
     np.testing.assert_array_equal(np.array(logits), np.array(wanted_logits))
     chunk, _ = sc.extend(backend, None, state, WINDOW, num_valid=[1, 4])
     assert sc.equal(digit.backend, chunk, sc.extend(digit.backend, None, state, WINDOW, num_valid=[1, 4])[0])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda b, s: sc.step(b, None, s, jnp.array([1.7, 2.9])),
+        lambda b, s: sc.step(b, None, s, jnp.array([True, False])),
+        lambda b, s: sc.step(b, None, s, np.array([2**32 + 3, 2**32 + 4])),
+        lambda b, s: sc.step(b, None, s, jnp.array([1, 2, 3])),
+        lambda b, s: sc.step(b, None, s, jnp.array(1)),
+        lambda b, s: sc.extend(b, None, s, jnp.array([1, 2])),
+        lambda b, s: sc.extend(b, None, s, jnp.ones((2, 3), int), num_valid=jnp.array([2])),
+        lambda b, s: sc.extend(b, None, s, jnp.ones((2, 3), int), num_valid=jnp.array([2.0, 1.0])),
+        lambda b, s: sc.commit(b, sc.verify(b, None, s, jnp.ones((2, 3), int)), jnp.array([1.9, 2.1])),
+        lambda b, s: sc.commit(b, sc.verify(b, None, s, jnp.ones((2, 3), int)), np.array([2**32 + 1, 1])),
+        lambda b, s: sc.commit(b, sc.verify(b, None, s, jnp.ones((2, 3), int)), jnp.array([2])),
+        lambda b, s: sc.take_rows(b, s, jnp.array([1.9, 0.2])),
+        lambda b, s: sc.take_rows(b, s, jnp.array([[1, 0]])),
+        lambda b, s: sc.take_rows(b, s, jnp.array([], int)),
+        lambda b, s: sc.put_rows(b, s, jnp.array([0, 1]), sc.take_rows(b, s, jnp.array([0]))),
+    ],
+)
+def test_what_is_wrong_in_shape_or_dtype_raises_while_tracing(digit, call):
+    state = digit.state(length=3)
+    with pytest.raises(sc.GeometryError):
+        jax.jit(lambda s: jax.tree.leaves(call(digit.backend, s)))(state)
+
+
+def test_ragged_lists_and_stacked_states_are_refused(digit):
+    state = digit.state(length=3)
+    refuses(sc.GeometryError, lambda: sc.extend(digit.backend, None, state, [[1, 2], [3]]), state, "one length")
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state)
+    refuses(sc.GeometryError, lambda: sc.step(digit.backend, None, stacked, [1, 2]), state, "vmap")
+    refuses(sc.GeometryError, lambda: sc.commit(digit.backend, state, 1), state, "dict")
+    refuses(sc.GeometryError, lambda: sc.exchange({"a": 3}, {"a": 4}), state, "`a`")
+
+
+def test_equal_of_concrete_states_inside_a_trace(digit):
+    state = digit.state(length=3)
+    assert jax.jit(lambda n: n * sc.equal(digit.backend, state, state))(3) == 3
+
+
+def test_refusal_helpers_on_consumed_states(digit):
+    state = digit.state(length=3)
+    sc.step(digit.backend, None, state, [1, 2], donate=True)
+    for call in (sc.is_refused, sc.clear_refusal):
+        with pytest.raises(sc.StateConsumedError):
+            call(digit.backend, state)
+
+
+def test_planes_that_a_function_may_not_write_stay_as_they_were():
+    """On the host and in a trace alike."""
+    from statecore import planes as pl
+
+    backend = sc.Backend(
+        init=lambda params, batch, capacity: {
+            "c": jnp.zeros(batch),
+            "h": jnp.zeros(batch),
+            "pos": jnp.zeros(batch, jnp.int32),
+        },
+        verify=lambda params, s, t, n: (s | {"h": s["h"] + 7, "c": s["c"] + 1}, jnp.zeros((*t.shape, 4)), t),
+        replay=lambda s, trace, n: s | {"h": s["h"] + n, "c": s["c"] + 1, "pos": s["pos"] + n},
+        planes={"c": pl.constant(), "h": pl.recurrent(), "pos": pl.position()},
+    )
+    state = backend.init(None, capacity=4)
+    turn = lambda s: sc.commit(backend, sc.verify(backend, None, s, jnp.array([[1, 2]])), 2)  # noqa: E731
+    for result in (turn(state), jax.jit(turn)(state)):
+        assert (result["c"].item(), result["h"].item(), result["pos"].item()) == (0, 2, 2)
+
+
+def test_donation_without_jit_and_under_a_gradient_destroys_nothing():
+    case = cases()["decay"]
+    state = case.state(length=3)
+    with jax.disable_jit():
+        new, _ = sc.step(case.backend, case.params, sc.capture(state), [1, 2], donate=True)
+        kept, _ = sc.step(case.backend, case.params, state, [1, 2])
+        sc.step(case.backend, case.params, kept, [1, 2], donate=True)
+    assert np.isfinite(np.array(new["scale"])).all() and np.isfinite(np.array(state["scale"])).all()
+
+    def loss(params):
+        return sc.step(case.backend, params, state, [1, 2], donate=True)[0]["h"].sum()
+
+    assert np.isfinite(np.array(jax.grad(loss)(case.params)["decay"])).all()
+    before = host(state)
+    spare = sc.capture(state)
+    for dtype in (jnp.float32, jnp.int32):
+        jax.jit(lambda x: (x, sc.capture(state | {"h": state["h"] + x.sum()}, into=spare)))(jnp.ones(3, dtype))
+    assert_bits(before, spare)
+
+
+def test_a_plane_that_is_a_parameter_too_is_named():
+    case = cases()["decay"]
+    params = dict(case.params, start=jnp.ones((2, 2, 5)))
+    state = case.state(length=3) | {"h": params["start"]}
+    with pytest.raises(sc.AliasError, match="`h`.*start"):
+        sc.step(case.backend, params, state, [1, 2], donate=True)
+    assert not params["start"].is_deleted()
+
+
+def test_weak_types_do_not_compile_twice():
+    from statecore import planes as pl
+
+    backend = sc.Backend(
+        init=lambda params, batch, capacity: {"h": jnp.full((batch,), 3.0), "pos": jnp.zeros(batch, jnp.int32)},
+        step=lambda params, s, t: ({"h": s["h"] * 2.0, "pos": s["pos"] + 1}, jnp.zeros((t.shape[0], 4))),
+        planes={"h": pl.recurrent(), "pos": pl.position()},
+    )
+    state = backend.init(None, capacity=8)
+    for _ in range(3):
+        state, _ = sc.step(backend, None, state, [1])
+    assert backend.compiled["step", False]._cache_size() == 1
+
+
+def test_shared_constants_must_agree():
+    from statecore import planes as pl
+
+    backend = sc.Backend(
+        init=lambda params, batch, capacity: {"table": jnp.zeros(3), "pos": jnp.zeros(batch, jnp.int32)},
+        step=lambda params, s, t: (s | {"pos": s["pos"] + 1}, jnp.zeros((t.shape[0], 4))),
+        planes={"table": pl.constant(batch_axis=None), "pos": pl.position()},
+    )
+    state = backend.init(None, batch=2, capacity=8)
+    one = sc.take_rows(backend, state, [1])
+    assert sc.equal(backend, sc.put_rows(backend, state, [0], one), state)
+    other = one | {"table": one["table"] + 1}
+    refuses(sc.GeometryError, lambda: sc.put_rows(backend, state, [0], other), state, "`table`")
+    refused = jax.jit(lambda s, o: sc.put_rows(backend, s, jnp.array([0]), o))(state, other)
+    assert bool(sc.is_refused(backend, refused))

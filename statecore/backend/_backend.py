@@ -1,12 +1,15 @@
 """`Backend`: pure functions over one model's state, and what is derived from them."""
 
+import dataclasses
 from collections.abc import Callable
+from numbers import Integral
 
 import jax
 import jax.numpy as jnp
 
 from statecore._errors import GeometryError, UnsupportedError
-from statecore._pytree import is_traced
+from statecore._identity import Mark
+from statecore._pytree import is_traced, unshared
 from statecore._typing import PyTree
 from statecore.backend import _derive
 from statecore.backend._functions import (
@@ -22,8 +25,8 @@ from statecore.backend._functions import (
 from statecore.state import Geometry, Layout, make_geometry, make_layout
 
 
-class Origin:
-    """Marks what one backend has made. Compared by identity; holds nothing alive."""
+class Origin(Mark):
+    """Marks what one backend has made; holds nothing alive."""
 
 
 class Backend:
@@ -45,7 +48,7 @@ class Backend:
         window is kept.
       replay: `replay(state, trace, num_rows[B]) -> state` advances the other planes over
         the kept rows. Comes with `verify`.
-      name: for messages; the name of `step`'s module if not given.
+      name: for messages; the name of `init`'s module if not given.
 
     Raises:
       UnsupportedError: neither `step` nor `verify` with `replay` is given, or only one of
@@ -104,8 +107,12 @@ class Backend:
         _check_sizes(batch, capacity)
         if is_traced(params):
             return self.functions.init(params, batch, capacity)
-        make = self.compile(("init",), lambda: jax.jit(self.functions.init, static_argnums=(1, 2)))
-        state = make(params, batch, capacity)
+
+        def make(params, batch, capacity):
+            return strong(self.functions.init(params, batch, capacity))
+
+        state = self.compile(("init",), lambda: jax.jit(make, static_argnums=(1, 2)))(params, batch, capacity)
+        state = unshared(state)
         make_geometry(self.name, self.layout, state, batch, capacity)
         return state
 
@@ -117,7 +124,22 @@ class Backend:
         """
         _check_sizes(batch, capacity)
         struct = jax.eval_shape(lambda p: self.functions.init(p, batch, capacity), params)
-        return make_geometry(self.name, self.layout, struct, batch, capacity)
+        geometry = make_geometry(self.name, self.layout, struct, batch, capacity)
+        return dataclasses.replace(geometry, trace_nbytes=self._trace_nbytes(params, struct, batch))
+
+    def _trace_nbytes(self, params: PyTree, struct: PyTree, batch: int) -> tuple[int, int] | None:
+        """Returns the fixed bytes of a trace and those of each row, from windows of 1 and 2 rows."""
+        verify = self.functions.verify
+        if verify is None:
+            return None
+
+        def trace_bytes(width: int) -> int:
+            tokens, counts = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((batch, width), (batch,)))
+            trace = jax.eval_shape(verify, params, struct, tokens, counts)[2]
+            return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(trace))
+
+        one, two = trace_bytes(1), trace_bytes(2)
+        return 2 * one - two, two - one
 
     def vocab_size(self, params: PyTree, state: PyTree) -> int:
         """Returns `V`, the last axis of the logits, found without running anything."""
@@ -163,6 +185,15 @@ class Backend:
         return _derive.select(self.layout, state, trace, num_rows)
 
 
+def strong(tree: PyTree) -> PyTree:
+    """Returns arrays without weak types, which would compile a transition once more."""
+    return jax.tree.map(
+        lambda leaf: leaf if not leaf.weak_type else jax.lax.convert_element_type(leaf, leaf.dtype), tree
+    )
+
+
 def _check_sizes(batch: int, capacity: int) -> None:
+    if not isinstance(batch, Integral) or not isinstance(capacity, Integral):
+        raise GeometryError(f"batch and capacity must be whole numbers, but are {batch!r} and {capacity!r}.")
     if batch < 1 or capacity < 1:
         raise GeometryError(f"A state needs batch >= 1 and capacity >= 1, but got {batch} and {capacity}.")

@@ -4,19 +4,58 @@ They take lengths as NumPy arrays, so that a caller who keeps a mirror of them n
 waits for the device.
 """
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from statecore._errors import CapacityError, GeometryError, RefusedError, RollbackError
+from statecore._errors import CapacityError, GeometryError, RefusedError, RollbackError, UnsupportedError
 from statecore._typing import IntLike
 from statecore.state import Layout
 
 
 def host_ints(value: IntLike, what: str) -> np.ndarray:
     """Returns `value` as an int64 array of its own; refuses floats and booleans."""
-    array = np.array(value)  # a copy: a view would cost the array its donation
+    try:
+        array = np.array(value)  # a copy: a view would cost the array its donation
+        if array.dtype == object:
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise GeometryError(
+            f"{what} must be an array of integers with rows of one length, but are {value!r}."
+        ) from None
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise GeometryError(f"{what} must be integers, but are {array.dtype}.")
     return array.astype(np.int64)
+
+
+def check_logits(logits: str) -> None:
+    """Raises UnsupportedError unless `logits` is `all`, `last` or `none`."""
+    if logits not in ("all", "last", "none"):
+        raise UnsupportedError(f"logits={logits!r} is not one of all, last, none.")
+
+
+def traced_ints(value: IntLike, what: str, shape: tuple[int | None, ...]) -> jax.Array:
+    """Returns `value` as integers inside a trace, where only dtype and shape can be checked.
+
+    The dtype stays, so that the caller compares a wide value before it narrows it.
+
+    Args:
+      value: traced or not.
+      what: for the message.
+      shape: needed; None stands for any extent.
+    """
+    if not isinstance(value, jax.Array):
+        array = host_ints(value, what)
+        if array.size and (abs(array) > np.iinfo(np.int32).max).any():
+            raise GeometryError(f"{what} {array.tolist()} are larger than any token, count or row can be.")
+        value = jnp.asarray(array.astype(np.int32))
+    if not jnp.issubdtype(value.dtype, jnp.integer):
+        raise GeometryError(f"{what} must be integers, but are {value.dtype}.")
+    fits = value.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, value.shape, strict=True))
+    if not fits:
+        needed = ["any" if extent is None else extent for extent in shape]
+        raise GeometryError(f"{what} have shape {list(value.shape)}, but must have {needed}.")
+    return value
 
 
 def check_tokens(tokens: IntLike, batch: int, num_axes: int) -> np.ndarray:

@@ -100,8 +100,6 @@ def select(layout: Layout, state: PyTree, trace: PyTree, num_rows: jax.Array) ->
     """
     leaves = layout.leaves(state)
     for i, steps in zip(layout.indices("shift", "recurrent"), trace["steps"], strict=True):
-        if steps.shape[0] == 0:
-            continue
         index = per_row(layout.planes[i], leaves[i], num_rows)
         # Below zero rows the index is out of range, and the state itself is taken.
         chosen = jnp.take_along_axis(steps, jnp.maximum(index - 1, 0)[None], axis=0)[0]

@@ -61,13 +61,24 @@ class Functions(NamedTuple):
     replay: ReplayFn | None
 
 
-def keeps_structure(layout: Layout, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function`, whose first result is checked to be a state like the one given.
+# Which planes each function may write; the others stay as they were.
+WRITES: dict[str, tuple[str, ...]] = {
+    "step": ("position", "append", "sliding", "shift", "recurrent", "opaque"),
+    "extend": ("position", "append", "sliding", "shift", "recurrent", "opaque"),
+    "verify": ("append", "sliding"),
+    "replay": ("position", "shift", "recurrent", "opaque"),
+}
 
-    The check runs while tracing, so it costs nothing later. The state is the argument
+
+def keeps_structure(layout: Layout, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `function`, checked to give a state like the one it was given, and logits of the right axes.
+
+    The checks run while tracing, so they cost nothing later. Planes that it may not write
+    are taken from the state given, in and outside a trace alike. The state is the argument
     before the trace or the tokens: the first of `replay`, the second of the others.
     """
     place = 0 if name == "replay" else 1
+    written = set(layout.indices(*WRITES[name]))
 
     def checked(*args):
         result = function(*args)
@@ -79,9 +90,22 @@ def keeps_structure(layout: Layout, name: str, function: Callable[..., Any]) -> 
                     f"`{name}` returned plane `{path}` as {leaf.dtype}{list(leaf.shape)}, but was given "
                     f"{old.dtype}{list(old.shape)}. A state keeps its shapes and dtypes; is a cast missing?"
                 )
-        return result
+        kept = [after[i] if i in written else before[i] for i in range(len(before))]
+        state = layout.unflatten(kept)
+        if name == "replay":
+            return state
+        _check_logits(name, args[2], result[1])
+        return (state, *result[1:])
 
     return checked
+
+
+def _check_logits(name: str, tokens: jax.Array, logits: jax.Array) -> None:
+    if logits.ndim != tokens.ndim + 1 or logits.shape[:-1] != tokens.shape:
+        raise GeometryError(
+            f"`{name}` returned logits {list(logits.shape)} for tokens {list(tokens.shape)}, but must give one row of "
+            f"logits a token: {list(tokens.shape)[:-1] + [tokens.shape[-1], 'V']}."
+        )
 
 
 def step_from_verify(verify: VerifyFn, replay: ReplayFn) -> StepFn:

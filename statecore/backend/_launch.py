@@ -14,12 +14,14 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from statecore._pytree import check_unaliased, copy_leaves, is_traced
+from statecore._pytree import check_unaliased, copy_leaves, is_traced, named_leaves, unshared
 from statecore._typing import PyTree
-from statecore.backend._backend import Backend
+from statecore.backend._backend import Backend, strong
+from statecore.backend._functions import WRITES
 from statecore.state import Layout
 
 Split = tuple[list[jax.Array], list[jax.Array]]
+Shared = tuple[int, ...]
 
 
 def _split(layout: Layout, state: PyTree, first: Sequence[int]) -> Split:
@@ -36,11 +38,7 @@ def _join(layout: Layout, first: Sequence[int], chosen: list, others: list) -> P
 
 def _written(layout: Layout, name: str) -> tuple[int, ...]:
     """Returns which planes a transition may write, hence may be given to it for good."""
-    if name == "verify":
-        return layout.indices("append", "sliding")
-    if name == "commit":
-        return layout.indices("position", "shift", "recurrent", "opaque")
-    return layout.indices("position", "append", "sliding", "shift", "recurrent", "opaque")
+    return layout.indices(*WRITES["replay" if name == "commit" else name])
 
 
 def split_written(layout: Layout, name: str, state: PyTree) -> Split:
@@ -64,19 +62,40 @@ def executable(backend: Backend, name: str, donate: bool, body: Callable, static
     return backend.compile((name, donate, *static), build)
 
 
-def _run(backend: Backend, name: str, donate: bool, state: PyTree, run: Callable, args: tuple, static: tuple = ()):
-    """Runs `run(state, *args) -> (state, *results)` compiled, and puts the planes together."""
+def _run(
+    backend: Backend,
+    name: str,
+    donate: bool,
+    state: PyTree,
+    run: Callable,
+    args: tuple,
+    static: tuple = (),
+    shared: Shared = (),
+):
+    """Runs `run(state, *args) -> (state, *results)` compiled, and puts the planes together.
+
+    `shared` are the indices of planes that somebody else holds too: written, not donated.
+    """
     layout = backend.layout
     indices = _written(layout, name)
-    written, others = _split(layout, state, indices)
+    given = tuple(i for i in indices if i not in shared)
+    written, others = _split(layout, state, given)
+    donate = donate and not is_traced(args)
     if donate:
         check_unaliased(layout.named(state))
 
     def body(written, others, *args):
-        new, *results = run(_join(layout, indices, written, others), *args)
-        return _split(layout, new, indices)[0], *results
+        new, *results = run(_join(layout, given, written, others), *args)
+        return strong(_split(layout, new, indices)[0]), *results
 
-    new, *results = executable(backend, name, donate, body, static)(written, others, *args)
+    try:
+        new, *results = executable(backend, name, donate, body, (*static, *shared))(written, others, *args)
+    except (ValueError, jax.errors.JaxRuntimeError):
+        # The one fault not looked for on each call, since parameters have many leaves.
+        check_unaliased([*layout.named(state), *named_leaves({"arguments": args})])
+        raise
+    new = unshared(new)
+    others = _split(layout, state, indices)[1]
     if donate and not is_traced(new):
         _consume(written)
     elif others:
@@ -84,23 +103,33 @@ def _run(backend: Backend, name: str, donate: bool, state: PyTree, run: Callable
     return _join(layout, indices, new, others), *results
 
 
-def step(backend: Backend, params: PyTree, state: PyTree, tokens, *, donate: bool):
+def step(backend: Backend, params: PyTree, state: PyTree, tokens, *, donate: bool, shared: Shared = ()):
     """Runs the backend's step: state and logits `[B, V]`."""
 
     def run(state, params, tokens):
         return backend.functions.step(params, state, tokens)
 
-    return _run(backend, "step", donate, state, run, (params, tokens))
+    return _run(backend, "step", donate, state, run, (params, tokens), shared=shared)
 
 
-def extend(backend: Backend, params: PyTree, state: PyTree, tokens, num_valid, *, logits: str, donate: bool):
+def extend(
+    backend: Backend,
+    params: PyTree,
+    state: PyTree,
+    tokens,
+    num_valid,
+    *,
+    logits: str,
+    donate: bool,
+    shared: Shared = (),
+):
     """Runs a chunk: state and the logits asked for."""
 
     def run(state, params, tokens, num_valid):
         state, all_logits = backend.run_extend(params, state, tokens, num_valid)
         return state, wanted_logits(all_logits, num_valid, logits)
 
-    return _run(backend, "extend", donate, state, run, (params, tokens, num_valid), (logits,))
+    return _run(backend, "extend", donate, state, run, (params, tokens, num_valid), (logits,), shared)
 
 
 def verify(backend: Backend, params: PyTree, state: PyTree, tokens, num_valid, *, mode: str, donate: bool):
@@ -112,13 +141,15 @@ def verify(backend: Backend, params: PyTree, state: PyTree, tokens, num_valid, *
     return _run(backend, "verify", donate, state, run, (params, tokens, num_valid), (mode,))
 
 
-def commit(backend: Backend, state: PyTree, trace: PyTree, num_rows, *, mode: str, donate: bool) -> PyTree:
+def commit(
+    backend: Backend, state: PyTree, trace: PyTree, num_rows, *, mode: str, donate: bool, shared: Shared = ()
+) -> PyTree:
     """Advances the planes a verify left alone; attention rows are only handed through to `replay` to read."""
 
     def run(state, trace, num_rows):
         return (backend.run_commit(state, trace, num_rows, mode),)
 
-    return _run(backend, "commit", donate, state, run, (trace, num_rows), (mode,))[0]
+    return _run(backend, "commit", donate, state, run, (trace, num_rows), (mode,), shared)[0]
 
 
 def wanted_logits(logits: jax.Array, num_valid: jax.Array, wanted: str) -> jax.Array | None:

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Protocol
 
+from statecore._identity import Mark
 from statecore._typing import PyTree
 from statecore.backend._backend import Backend
 from statecore.state import Geometry
@@ -16,7 +17,7 @@ class Tokenizer(Protocol):
     def decode(self, tokens: list[int]) -> str: ...
 
 
-class Load:
+class Load(Mark):
     """Marks one load of a model. Two loads of the same files are two identities."""
 
 

@@ -8,26 +8,28 @@ host call raises RefusedError. A refusal is whole: one bad row refuses all rows.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from statecore._typing import PyTree
+from statecore._errors import GeometryError
+from statecore.backend import _checks as checks
 from statecore.backend._backend import Backend
 from statecore.backend._launch import blank, wanted_logits
 from statecore.backend._window import Window
-from statecore.state import Layout, put, take
+from statecore.state import Layout, equality, put, state_geometry, take
 
 
-def is_refused(layout: Layout, state: PyTree) -> jax.Array:
+def is_refused(layout: Layout, state) -> jax.Array:
     """Returns whether the state is marked: a bool scalar."""
     return jnp.any(layout.lengths(state) < 0)
 
 
-def clear(layout: Layout, state: PyTree) -> PyTree:
+def clear(layout: Layout, state):
     """Returns the state with its true lengths."""
     lengths = layout.lengths(state)
     return layout.with_lengths(state, jnp.where(lengths < 0, ~lengths, lengths))
 
 
-def mark(layout: Layout, state: PyTree, refused: jax.Array) -> PyTree:
+def mark(layout: Layout, state, refused: jax.Array):
     """Returns the state, marked if `refused`. Its lengths must be true ones."""
     lengths = layout.lengths(state)
     return layout.with_lengths(state, jnp.where(refused, ~lengths, lengths))
@@ -42,7 +44,7 @@ def _wrong_counts(counts: jax.Array, most) -> jax.Array:
     return jnp.any((counts < 0) | (counts > most))
 
 
-def _no_room(layout: Layout, state: PyTree, num_new: jax.Array) -> jax.Array:
+def _no_room(layout: Layout, state, num_new: jax.Array) -> jax.Array:
     leaves = layout.leaves(state)
     capacity = layout.capacity(leaves)
     if capacity is None:
@@ -54,11 +56,11 @@ def step(backend: Backend, params, state, tokens):
     """As `transitions.step`."""
     layout, marked = backend.layout, is_refused(backend.layout, state)
     state = clear(layout, state)
-    tokens = jnp.asarray(tokens, jnp.int32)
+    tokens = checks.traced_ints(tokens, "tokens", layout.lengths(state).shape)
     refused = marked | _no_room(layout, state, jnp.ones_like(tokens))
     refused |= _wrong_tokens(backend, params, state, tokens, True)
     live = jnp.broadcast_to(~refused, tokens.shape)
-    state, logits = backend.run_step(params, state, jnp.where(refused, 0, tokens), live)
+    state, logits = backend.run_step(params, state, jnp.where(refused, 0, tokens).astype(jnp.int32), live)
     return mark(layout, state, refused), blank(logits, live)
 
 
@@ -74,13 +76,21 @@ def extend(backend: Backend, params, state, tokens, num_valid, *, logits):
 
 
 def _clean_rows(backend: Backend, params, state, tokens, num_valid):
-    """Returns whether the rows must be refused, and tokens with 0 for padding."""
-    tokens, num_valid = jnp.asarray(tokens, jnp.int32), jnp.asarray(num_valid, jnp.int32)
-    valid = jnp.arange(tokens.shape[1]) < num_valid[:, None]
-    refused = _wrong_counts(num_valid, tokens.shape[1])
-    refused |= _no_room(backend.layout, state, num_valid)
+    """Returns whether the rows must be refused, tokens with 0 for padding, and counts `[B]`."""
+    (batch,) = backend.layout.lengths(state).shape
+    tokens = checks.traced_ints(tokens, "tokens", (batch, None))
+    counts = _counts(tokens.shape[1] if num_valid is None else num_valid, "num_valid", batch)
+    valid = jnp.arange(tokens.shape[1]) < counts[:, None]
+    refused = _wrong_counts(counts, tokens.shape[1])
+    refused |= _no_room(backend.layout, state, counts)
     refused |= _wrong_tokens(backend, params, state, tokens, valid)
-    return refused, jnp.where(valid & ~refused, tokens, 0), num_valid
+    return refused, jnp.where(valid & ~refused, tokens, 0).astype(jnp.int32), counts.astype(jnp.int32)
+
+
+def _counts(value, what: str, batch: int) -> jax.Array:
+    """Returns counts `[B]`; one number counts for every sequence."""
+    shape = () if np.ndim(value) == 0 else (batch,)
+    return jnp.broadcast_to(checks.traced_ints(value, what, shape), (batch,))
 
 
 def verify(backend: Backend, params, state, tokens, num_valid, *, mode) -> Window:
@@ -108,12 +118,13 @@ def commit(backend: Backend, window: Window, num_accepted):
     """As `transitions.commit`."""
     layout, marked = backend.layout, is_refused(backend.layout, window.state)
     state = clear(layout, window.state)
-    num_rows = jnp.broadcast_to(jnp.asarray(num_accepted, jnp.int32), window.num_valid.shape)
+    num_rows = _counts(num_accepted, "num_accepted", window.num_valid.shape[0])
     refused = marked | _wrong_counts(num_rows, window.num_valid)
-    if layout.indices("opaque"):
-        refused |= jnp.any(num_rows != window.num_valid)
+    num_rows = num_rows.astype(jnp.int32)
     # Zero rows are the state before the window; an opaque plane has no such value here.
     opaque = layout.indices("opaque")
+    if opaque:
+        refused |= jnp.any(num_rows != window.num_valid)
     before = layout.leaves(state)
     state = backend.run_commit(state, window.trace, jnp.where(refused, 0, num_rows), window.mode)
     after = layout.leaves(state)
@@ -127,10 +138,10 @@ def take_rows(backend: Backend, state, rows):
     layout, marked = backend.layout, is_refused(backend.layout, state)
     leaves = layout.leaves(clear(layout, state))
     batch = leaves[layout.position].shape[0]
-    rows = jnp.asarray(rows, jnp.int32)
+    rows = _rows(rows)
     refused = marked | _wrong_counts(rows, batch - 1)
     same = jnp.minimum(jnp.arange(rows.shape[0]), batch - 1)
-    state = layout.unflatten(take(layout, leaves, jnp.where(refused, same, rows)))
+    state = layout.unflatten(take(layout, leaves, jnp.where(refused, same, rows).astype(jnp.int32)))
     return mark(layout, state, refused)
 
 
@@ -140,10 +151,33 @@ def put_rows(backend: Backend, state, rows, other):
     refused = is_refused(layout, state) | is_refused(layout, other)
     leaves, new = layout.leaves(clear(layout, state)), layout.leaves(clear(layout, other))
     batch = leaves[layout.position].shape[0]
-    rows = jnp.asarray(rows, jnp.int32)
+    rows = _rows(rows)
+    check_fits(layout, state, other, rows.shape[0])
+    for plane, a, b in zip(layout.planes, leaves, new, strict=True):
+        if plane.batch_axis is None:
+            refused |= jnp.any(equality.bits(a) != equality.bits(b))
     ordered = jnp.sort(rows)
     refused |= _wrong_counts(rows, batch - 1) | jnp.any(ordered[1:] == ordered[:-1])
     # Past the end nothing is written, so a refused call changes no row.
-    where = jnp.where(refused, batch, rows)
+    where = jnp.where(refused, batch, rows).astype(jnp.int32)
     state = layout.unflatten(put(layout, leaves, where, new))
     return mark(layout, state, refused)
+
+
+def _rows(rows) -> jax.Array:
+    rows = checks.traced_ints(rows, "rows", (None,))
+    if not rows.shape[0]:
+        raise GeometryError("rows must name at least one row.")
+    return rows
+
+
+def check_fits(layout: Layout, state, other, num_rows: int) -> None:
+    """Raises GeometryError unless `other` is a state of `num_rows` sequences, otherwise like `state`."""
+    index = jax.ShapeDtypeStruct((num_rows,), jnp.int32)
+    wanted = jax.eval_shape(lambda s, i: layout.unflatten(take(layout, layout.leaves(s), i)), state, index)
+    faults = state_geometry(layout, wanted).differences(state_geometry(layout, other))
+    if faults:
+        raise GeometryError(
+            f"`other` is not a state of {num_rows} sequences like this one: " + "; ".join(faults) + ". Were its batch "
+            "or capacity others?"
+        )

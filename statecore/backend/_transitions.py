@@ -15,9 +15,7 @@ from statecore._typing import IntLike, PyTree
 from statecore.backend import _checks, _launch, _traced
 from statecore.backend._backend import Backend
 from statecore.backend._window import Window
-from statecore.state import equality, put, row_axis, state_geometry, take
-
-_LOGITS = ("all", "last", "none")
+from statecore.state import Layout, equality, put, row_axis, take
 
 
 def read_lengths(backend: Backend, state: PyTree) -> np.ndarray:
@@ -30,13 +28,13 @@ def read_lengths(backend: Backend, state: PyTree) -> np.ndarray:
     """
     check_alive(backend.layout.named(state))
     lengths = _checks.host_ints(backend.layout.lengths(state), "position")
+    if lengths.ndim != 1:
+        raise GeometryError(
+            f"The position is {list(lengths.shape)}, but one state has [B] lengths. Are several states stacked? Then "
+            "call this under `jax.vmap`."
+        )
     _checks.check_lengths(lengths)
     return lengths
-
-
-def init(backend: Backend, params: PyTree, *, batch: int = 1, capacity: int) -> PyTree:
-    """Returns an empty state; the same as `backend.init`."""
-    return backend.init(params, batch=batch, capacity=capacity)
 
 
 def step(
@@ -97,10 +95,8 @@ def extend(
     Raises:
       GeometryError, CapacityError, StateConsumedError, RefusedError, AliasError: as `step`.
     """
-    if logits not in _LOGITS:
-        raise UnsupportedError(f"logits={logits!r} is not one of {', '.join(_LOGITS)}.")
+    _checks.check_logits(logits)
     if is_traced(state, tokens, num_valid):
-        tokens, num_valid = _traced_rows(backend, state, tokens, num_valid)
         return _traced.extend(backend, params, state, tokens, num_valid, logits=logits)
     array, counts = _checked_rows(backend, params, state, tokens, num_valid)
     return _launch.extend(backend, params, state, array, counts, logits=logits, donate=donate)
@@ -146,7 +142,6 @@ def verify(
         if num_valid is None:
             limit = backend.layout.undo_limit(backend.layout.leaves(state))
             _checks.check_undo(limit, np.array([np.shape(tokens)[1]]))
-        tokens, num_valid = _traced_rows(backend, state, tokens, num_valid)
         return _traced.verify(backend, params, state, tokens, num_valid, mode=mode)
     array, counts = _checked_rows(backend, params, state, tokens, num_valid)
     _checks.check_undo(backend.layout.undo_limit(backend.layout.leaves(state)), counts)
@@ -174,6 +169,8 @@ def commit(backend: Backend, window: Window, num_accepted: IntLike, *, donate: b
       IdentityError: the window is another backend's.
       StateConsumedError: the window's state is gone.
     """
+    if not isinstance(window, Window):
+        raise GeometryError(f"`commit` takes the window that `verify` returned, but was given {type(window).__name__}.")
     if window.origin is not backend.origin:
         raise IdentityError(
             f"This window was verified by another backend than {backend!r}. Commit it with the backend that made "
@@ -182,10 +179,10 @@ def commit(backend: Backend, window: Window, num_accepted: IntLike, *, donate: b
     if is_traced(window, num_accepted):
         return _traced.commit(backend, window, num_accepted)
     check_alive(backend.layout.named(window.state), "window")
+    read_lengths(backend, window.state)
     num_valid = _checks.host_ints(window.num_valid, "num_valid")
     counts = _checks.check_accepted(num_accepted, num_valid)
     _checks.check_opaque(backend.layout, counts, num_valid)
-    _checks.check_lengths(_checks.host_ints(backend.layout.lengths(window.state), "position"))
     counts = counts.astype(np.int32)
     return _launch.commit(backend, window.state, window.trace, counts, mode=window.mode, donate=donate)
 
@@ -228,17 +225,14 @@ def put_rows(backend: Backend, state: PyTree, rows: IntLike, other: PyTree) -> P
     """
     if is_traced(state, rows, other):
         return _traced.put_rows(backend, state, rows, other)
-    batch, given = len(read_lengths(backend, state)), len(read_lengths(backend, other))
+    batch = len(read_lengths(backend, state))
+    read_lengths(backend, other)
     index = _check_rows(rows, batch)
-    if len(index) != given or len(set(index.tolist())) != len(index):
-        raise GeometryError(
-            f"rows {index.tolist()} must name one different row for each of the {given} sequences of `other`."
-        )
+    if len(set(index.tolist())) != len(index):
+        raise GeometryError(f"rows {index.tolist()} name a row twice, and which sequence would stay is undefined.")
     layout = backend.layout
-    wanted = jax.eval_shape(lambda s: layout.unflatten(take(layout, layout.leaves(s), jnp.asarray(index))), state)
-    faults = state_geometry(layout, wanted).differences(state_geometry(layout, other))
-    if faults:
-        raise GeometryError("`other` does not fit the state: " + "; ".join(faults) + ". Was its capacity another?")
+    _traced.check_fits(layout, state, other, len(index))
+    _check_shared(layout, state, other)
 
     def body(leaves, index, new):
         return put(layout, leaves, index, new)
@@ -258,15 +252,18 @@ def equal(backend: Backend, a: PyTree, b: PyTree) -> bool | jax.Array:
       GeometryError: the states have other structures, batches or dtypes.
       StateConsumedError: one of them was donated.
     """
-    if is_traced(a, b):
-        layout = backend.layout
-        _check_comparable(backend, a, b)
-        return ~jnp.any(jnp.stack(equality.plane_differs(layout, layout.leaves(a), layout.leaves(b))))
-    return not differing_planes(backend, a, b)
+    differs = _differs(backend, a, b)
+    return ~jnp.any(differs) if is_traced(differs) else not np.array(differs).any()
 
 
 def differing_planes(backend: Backend, a: PyTree, b: PyTree) -> tuple[str, ...]:
     """Returns the paths of the planes in which two states differ; host only. See `equal`."""
+    differs = np.array(_differs(backend, a, b))
+    return tuple(path for path, wrong in zip(backend.layout.paths, differs, strict=True) if wrong)
+
+
+def _differs(backend: Backend, a: PyTree, b: PyTree) -> jax.Array:
+    """Returns whether each plane differs, `[planes]` bool."""
     layout = backend.layout
     check_alive(layout.named(a))
     check_alive(layout.named(b))
@@ -276,17 +273,18 @@ def differing_planes(backend: Backend, a: PyTree, b: PyTree) -> tuple[str, ...]:
         return jnp.stack(equality.plane_differs(layout, a, b))
 
     run = backend.compile(("differs",), lambda: jax.jit(body))
-    differs = np.array(run(layout.leaves(a), layout.leaves(b)))
-    return tuple(path for path, wrong in zip(layout.paths, differs, strict=True) if wrong)
+    return run(layout.leaves(a), layout.leaves(b))
 
 
 def is_refused(backend: Backend, state: PyTree) -> jax.Array:
     """Returns whether a transition inside a trace was refused on this state: a bool scalar."""
+    check_alive(backend.layout.named(state))
     return _traced.is_refused(backend.layout, state)
 
 
 def clear_refusal(backend: Backend, state: PyTree) -> PyTree:
     """Returns the state as it was before the refused transition, usable again."""
+    check_alive(backend.layout.named(state))
     state = _traced.clear(backend.layout, state)
     return state if is_traced(state) else copy_leaves(state)
 
@@ -316,15 +314,6 @@ def _checked_rows(backend: Backend, params, state, tokens, num_valid) -> tuple[n
     return array, counts.astype(np.int32)
 
 
-def _traced_rows(backend: Backend, state, tokens, num_valid):
-    """Returns tokens and counts as arrays; shapes are known in a trace, so they raise."""
-    batch = backend.layout.lengths(state).shape[0]
-    if np.ndim(tokens) != 2 or np.shape(tokens)[0] != batch:
-        raise GeometryError(f"tokens have shape {list(np.shape(tokens))}, but this state takes [{batch}, T].")
-    counts = np.shape(tokens)[1] if num_valid is None else num_valid
-    return tokens, jnp.broadcast_to(jnp.asarray(counts, jnp.int32), (batch,))
-
-
 def _check_rows(given: IntLike, batch: int) -> np.ndarray:
     index = _checks.host_ints(given, "rows")
     if index.ndim != 1 or not index.size:
@@ -346,4 +335,14 @@ def _check_comparable(backend: Backend, a: PyTree, b: PyTree) -> None:
             raise GeometryError(
                 f"Plane `{path}` is {left.dtype}{list(left.shape)} in one state and {right.dtype}{list(right.shape)} "
                 "in the other, so they cannot be compared. Are both from this backend, at one batch?"
+            )
+
+
+def _check_shared(layout: Layout, state: PyTree, other: PyTree) -> None:
+    """Raises GeometryError if a plane that all sequences share is another one in `other`."""
+    for path, plane, a, b in zip(layout.paths, layout.planes, layout.leaves(state), layout.leaves(other), strict=True):
+        if plane.batch_axis is None and not bool(jnp.array_equal(equality.bits(a), equality.bits(b))):
+            raise GeometryError(
+                f"Plane `{path}` is shared by all sequences and differs in `other`, so its sequences would go on with "
+                "another one than they began with."
             )

@@ -3,6 +3,8 @@
 import argparse
 import sys
 
+import jax
+
 from statecore import StateError, __version__
 from statecore.cli import _demo, _generate
 
@@ -17,10 +19,6 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         return args.run(args)
-    except StateError as error:
-        print(f"statecore: {error}", file=sys.stderr)
+    except (StateError, UnicodeEncodeError, jax.errors.JaxRuntimeError) as error:
+        print(f"statecore: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -187,7 +187,7 @@ def _speculation(report: Report, runtime: sc.Runtime, prompt: str, num_tokens: i
             "tokens_per_verify": round(per_verify, 3),
             "tokens_per_second": round(fast_rate, 1),
             "plain_tokens_per_second": round(plain_rate, 1),
-            "num_tokens": num_tokens,
+            "text_tokens": num_tokens,
             **dataclasses.asdict(fast.speculation),
         }
         report.check(name, same and per_verify > 1, f"same text: {same}, {per_verify:.2f} tokens a verify")

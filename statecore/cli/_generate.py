@@ -32,9 +32,10 @@ def run(args: argparse.Namespace) -> int:
     generation = sc.Generation(runtime, args.prompt, sampler=sampler, seed=args.seed, max_tokens=args.tokens)
     draft = sc.NGramDraft(num_draft=args.speculate) if args.speculate else None
     shown = ""
-    sys.stdout.write(args.prompt)
     while generation.num_left:
         generation.run(min(8, generation.num_left), speculate=draft)
+        if not shown:
+            sys.stdout.write(model.tokenizer.decode(model.tokenizer.encode(args.prompt)))
         shown += _write(generation.text, shown, is_last=not generation.num_left)
     sys.stdout.write("\n")
     return 0

@@ -41,7 +41,7 @@ def _geometry(report: "Report") -> Table:
 
 
 def _speculation(found: dict) -> Table:
-    table = Table("", "tokens/s", "tokens a verify", title=f"greedy, {found['num_tokens']} tokens")
+    table = Table("", "tokens/s", "tokens a verify", title=f"greedy, {found['text_tokens']} tokens")
     table.add_row("plain", f"{found['plain_tokens_per_second']:.0f}", "1")
     table.add_row("speculative", f"{found['tokens_per_second']:.0f}", f"{found['tokens_per_verify']:.2f}")
     return table

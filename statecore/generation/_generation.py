@@ -1,11 +1,13 @@
 """`Generation`: a runtime's state, a sampler, a pending token and a history, together."""
 
 import dataclasses
+from numbers import Integral
 
 import jax
 import numpy as np
 
 from statecore._errors import BudgetError, CapacityError, IdentityError, LifecycleError, UnsupportedError
+from statecore._identity import Mark
 from statecore.generation._draft import Draft
 from statecore.generation._prompt import Prompt, feed, prompt_rows
 from statecore.generation._run import Run, RunId, Speculation
@@ -15,8 +17,8 @@ from statecore.native import Estimate, Reservation, SnapshotBudget, SnapshotLimi
 from statecore.runtime import Runtime, Slot
 
 
-class Driver:
-    """Marks one generation and its branches. Compared by identity."""
+class Driver(Mark):
+    """Marks one generation and its branches."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,7 +92,7 @@ class Generation:
             prompts=rows,
             outputs=[[] for _ in rows],
             sampler=sampler,
-            key=_as_key(seed),
+            key=key_of(seed),
             max_tokens=_checked_length(runtime, rows, max_tokens),
             run_id=RunId(),
         )
@@ -99,6 +101,7 @@ class Generation:
         self._budget: SnapshotBudget | None = None
         runtime.check_prompt(rows)
         runtime.reset()
+        runtime.driver = self._driver
         feed(runtime, [row[:-1] for row in rows])
         self._version = runtime.version
 
@@ -160,8 +163,8 @@ class Generation:
     def _emit(self, num_tokens: int, draft: Draft | None) -> list[list[int]]:
         self._check_driving()
         run = self._run
-        if num_tokens < 1:
-            raise LifecycleError(f"{num_tokens} tokens were asked for; ask for at least 1.")
+        if not isinstance(num_tokens, Integral) or num_tokens < 1:
+            raise LifecycleError(f"{num_tokens} tokens were asked for; ask for a whole number of at least 1.")
         if run.num_left < 1:
             raise LifecycleError(f"The generation is complete: it has emitted all {run.max_tokens} tokens.")
         start = run.num_emitted
@@ -228,9 +231,11 @@ class Generation:
         Raises:
           IdentityError: it belongs to another generation, or to another branch of this one.
           BudgetError: the copy exceeds a limit.
-          LifecycleError: something else drove the runtime.
+          LifecycleError: another generation has taken over the runtime.
+
+        It also mends a generation whose call was cut short, or whose runtime was moved by hand.
         """
-        self._check_driving()
+        self._check_owner()
         self._check_driver(snapshot.driver)
         if snapshot.run.run_id is not self._run.run_id:
             raise IdentityError(
@@ -255,7 +260,7 @@ class Generation:
           IdentityError: the snapshot belongs to another generation.
           BudgetError: the copy or the growth of the branch is unknown or exceeds a limit.
         """
-        self._check_driving()
+        self._check_owner()
         self._check_driver(snapshot.driver)
         cost = self.runtime.estimate(snapshot.slot)
         growth = self.runtime.estimate_growth(snapshot.slot, snapshot.run.num_left)
@@ -263,7 +268,7 @@ class Generation:
             raise BudgetError("What this branch may grow to is unknown, so it cannot run; the snapshot stays usable.")
         held = Estimate(retained_bytes=cost.retained_bytes + growth, copy_bytes=cost.copy_bytes)
         reservation = self._reserve(held, branches=1)
-        changes = {"run_id": RunId()} if seed is None else {"run_id": RunId(), "key": _as_key(seed)}
+        changes = {"run_id": RunId()} if seed is None else {"run_id": RunId(), "key": key_of(seed)}
         slot = self.runtime.copy(snapshot.slot)
         return Branch(slot, snapshot.run.copy(**changes), self._driver, reservation)
 
@@ -296,11 +301,16 @@ class Generation:
         if (self.runtime.lengths == self._run.state_lengths()).all():
             self._version = self.runtime.version
 
+    def _check_owner(self) -> None:
+        if self.runtime.driver is not self._driver:
+            raise LifecycleError("Another generation was started in this runtime and drives it now.")
+
     def _check_driving(self) -> None:
+        self._check_owner()
         if self.runtime.version != self._version:
             raise LifecycleError(
                 "Something else has advanced or exchanged the runtime of this generation, or a call was cut short, so "
-                "its state is no longer this text's. Give each generation a runtime of its own, and go through it."
+                "its state is no longer this text's. `restore` a snapshot; give each generation a runtime of its own."
             )
 
     def _check_driver(self, driver: Driver) -> None:
@@ -308,15 +318,11 @@ class Generation:
             raise IdentityError("This snapshot or branch belongs to another generation.")
 
 
-def _as_key(seed: int | jax.Array) -> jax.Array:
-    return key_of(int(seed)) if isinstance(seed, int | np.integer) else seed
-
-
 def _checked_length(runtime: Runtime, rows: list[list[int]], max_tokens: int | None) -> int:
     """Returns the tokens to emit; the last one emitted never enters the state."""
     longest = max(len(row) for row in rows)
-    if max_tokens is not None and max_tokens < 1:
-        raise CapacityError(f"max_tokens is {max_tokens}, but must be at least 1.")
+    if max_tokens is not None and not (isinstance(max_tokens, Integral) and max_tokens >= 1):
+        raise CapacityError(f"max_tokens is {max_tokens}, but must be a whole number of at least 1.")
     capacity = runtime.token_capacity
     if capacity is None:
         if max_tokens is None:

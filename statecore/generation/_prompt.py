@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from statecore._errors import GeometryError, UnsupportedError
-from statecore.backend import Tokenizer
+from statecore.backend import Tokenizer, checks
 from statecore.runtime import Runtime
 
 Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]] | np.ndarray | jax.Array
@@ -25,10 +25,10 @@ def prompt_rows(prompt: Prompt, batch: int, tokenizer: Tokenizer | None) -> list
     """
     if isinstance(prompt, np.ndarray | jax.Array):
         prompt = np.array(prompt).tolist()
-    if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], int | np.integer)):
-        rows = [prompt]
-    else:
-        rows = list(prompt)
+    if not isinstance(prompt, Sequence):
+        raise GeometryError(f"A prompt is text, token ids, or a list of either, not {type(prompt).__name__}.")
+    is_one = isinstance(prompt, str) or (len(prompt) > 0 and np.ndim(prompt[0]) == 0 and not isinstance(prompt[0], str))
+    rows = [prompt] if is_one else list(prompt)
     if len(rows) != batch:
         raise GeometryError(f"{len(rows)} prompts were given to a runtime of batch {batch}. Give one a sequence.")
     tokens = [_tokens(row, tokenizer) for row in rows]
@@ -43,7 +43,10 @@ def prompt_rows(prompt: Prompt, batch: int, tokenizer: Tokenizer | None) -> list
 
 def _tokens(row, tokenizer: Tokenizer | None) -> list[int]:
     if not isinstance(row, str):
-        return [int(token) for token in row]
+        tokens = checks.host_ints(row, "a prompt's tokens")
+        if tokens.ndim != 1:
+            raise GeometryError(f"A prompt is text or a list of token ids, not {row!r}.")
+        return tokens.tolist()
     if tokenizer is None:
         raise UnsupportedError("The prompt is text, but this model was loaded without a tokenizer. Give token ids.")
     return tokenizer.encode(row)

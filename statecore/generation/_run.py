@@ -5,12 +5,13 @@ import dataclasses
 import jax
 import numpy as np
 
+from statecore._identity import Mark
 from statecore.backend import Tokenizer
 from statecore.generation._sampler import Sampler
 
 
-class RunId:
-    """Marks one logical run. Compared by identity."""
+class RunId(Mark):
+    """Marks one logical run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

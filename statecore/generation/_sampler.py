@@ -1,14 +1,17 @@
 """Choosing the next token, as a pure function of logits and a key."""
 
 import dataclasses
-import functools
 import math
+from numbers import Integral
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from statecore._errors import UnsupportedError
+
+# Logits divided by less than this may overflow float32.
+_LEAST_TEMPERATURE = 1e-30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,8 +41,10 @@ def check_sampler(sampler: Sampler) -> None:
     faults = []
     if not (math.isfinite(sampler.temperature) and sampler.temperature >= 0):
         faults.append(f"temperature is {sampler.temperature}, but must be finite and at least 0")
-    if sampler.top_k is not None and sampler.top_k < 1:
-        faults.append(f"top_k is {sampler.top_k}, but must be at least 1, or None")
+    elif sampler.temperature > 0 and np.float32(sampler.temperature) < _LEAST_TEMPERATURE:
+        faults.append(f"temperature is {sampler.temperature}, too small to divide by; 0 is greedy")
+    if sampler.top_k is not None and not (isinstance(sampler.top_k, Integral) and sampler.top_k >= 1):
+        faults.append(f"top_k is {sampler.top_k}, but must be a whole number of at least 1, or None")
     if not 0 < sampler.top_p <= 1:
         faults.append(f"top_p is {sampler.top_p}, but must be above 0 and at most 1")
     if not 0 <= sampler.min_p <= 1:
@@ -96,7 +101,14 @@ def _kept(logits: jax.Array, settings: jax.Array) -> jax.Array:
     return jnp.where(jnp.zeros_like(kept).at[order].set(kept), scaled, -jnp.inf)
 
 
-@functools.lru_cache(maxsize=64)
-def key_of(seed: int) -> jax.Array:
-    """Returns the key of a run with this seed."""
-    return jax.random.key(seed)
+def key_of(seed: int | jax.Array) -> jax.Array:
+    """Returns the key of a run with this seed, or the key itself.
+
+    Raises:
+      UnsupportedError: the seed is neither a whole number of 64 bits nor one typed key.
+    """
+    if isinstance(seed, Integral) and -(2**63) <= int(seed) < 2**63:
+        return jax.random.key(int(seed))
+    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) and seed.ndim == 0:
+        return seed
+    raise UnsupportedError(f"seed must be a whole number of 64 bits or one typed key, but is {seed!r}.")

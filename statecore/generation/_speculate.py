@@ -3,6 +3,7 @@
 import numpy as np
 
 from statecore._errors import RollbackError, UnsupportedError
+from statecore.backend import checks
 from statecore.generation._draft import Draft
 from statecore.generation._run import Run, Speculation
 from statecore.generation._sampler import choose
@@ -61,8 +62,12 @@ def propose(run: Run, draft: Draft, limits: list[int]) -> list[list[int]]:
     proposals = []
     for prompt, output, limit in zip(run.prompts, run.outputs, limits, strict=True):
         most = min(draft.num_draft, limit - 1)
-        proposals.append(draft.propose([*prompt, *output], most)[:most] if most > 0 else [])
+        proposals.append(_guess(draft, [*prompt, *output], most) if most > 0 else [])
     return proposals
+
+
+def _guess(draft: Draft, history: list[int], most: int) -> list[int]:
+    return checks.host_ints(draft.propose(history, most), "a draft's tokens").tolist()[:most]
 
 
 def _rows_kept(window: np.ndarray, chosen: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -7,8 +7,8 @@ class ByteTokenizer:
     vocab_size = 256
 
     def encode(self, text: str) -> list[int]:
-        """Returns the bytes of `text`."""
-        return list(text.encode("utf-8"))
+        """Returns the bytes of `text`; bytes that the command line could not decode are kept."""
+        return list(text.encode("utf-8", errors="surrogateescape"))
 
     def decode(self, tokens: list[int]) -> str:
         """Returns the text; bytes that are not UTF-8 show as U+FFFD."""

@@ -5,8 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from statecore._errors import GeometryError
-from statecore._pytree import check_alive, check_unaliased, copy_leaves, is_traced, named_leaves
+from statecore._pytree import check_alike, check_alive, check_unaliased, copy_leaves, is_traced, named_leaves
 from statecore._typing import PyTree
 
 
@@ -33,11 +32,12 @@ def capture(state: PyTree, *, into: PyTree | None = None) -> PyTree:
         return copy_leaves(state)
     target = named_leaves(into)
     check_alive(target, "destination")
-    _check_same(state, into)
+    check_alike(state, into, "`into`")
     check_unaliased(source + [(f"into.{path}", leaf) for path, leaf in target])
     copied = _copy_into(state, into)
     for _, leaf in target:
-        if not leaf.is_deleted():
+        # A view of it held elsewhere costs the donation, not the rule that it is consumed.
+        if not is_traced(copied) and not leaf.is_deleted():
             leaf.delete()
     return copied
 
@@ -54,17 +54,3 @@ def copy(saved: PyTree, *, into: PyTree | None = None) -> PyTree:
 def _copy_into(state: PyTree, into: PyTree) -> PyTree:
     del into  # its buffers take the result
     return jax.tree.map(jnp.copy, state)
-
-
-def _check_same(state: PyTree, into: PyTree) -> None:
-    if jax.tree.structure(state) != jax.tree.structure(into):
-        raise GeometryError(
-            f"`into` has the structure {jax.tree.structure(into)}, but the state has {jax.tree.structure(state)}. "
-            "Is it a state of another backend?"
-        )
-    for (path, leaf), (_, other) in zip(named_leaves(state), named_leaves(into), strict=True):
-        if (leaf.shape, leaf.dtype) != (other.shape, other.dtype):
-            raise GeometryError(
-                f"Plane `{path}` of `into` is {other.dtype}{list(other.shape)}, but the state has "
-                f"{leaf.dtype}{list(leaf.shape)}. Was it made for another batch or capacity?"
-            )

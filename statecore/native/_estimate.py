@@ -2,6 +2,9 @@
 
 import dataclasses
 from collections.abc import Sequence
+from numbers import Integral
+
+import numpy as np
 
 from statecore._errors import CapacityError
 from statecore.state import Geometry, PlaneGeometry
@@ -31,7 +34,7 @@ def estimate(geometry: Geometry) -> Estimate | None:
     return Estimate(retained_bytes=sum(known), copy_bytes=sum(known))
 
 
-def estimate_growth(geometry: Geometry, length: int | Sequence[int], num_tokens: int) -> int | None:
+def estimate_growth(geometry: Geometry, length: int | Sequence[int] | np.ndarray, num_tokens: int) -> int | None:
     """Returns the bytes of rows that `num_tokens` more tokens a sequence will hold.
 
     Logical bytes: an append plane gains a row a token, a ring gains rows until its last
@@ -43,23 +46,25 @@ def estimate_growth(geometry: Geometry, length: int | Sequence[int], num_tokens:
       num_tokens: tokens to come, for each sequence.
 
     Returns:
-      the bytes; None if a plane's size is not known, or if the tokens exceed the
-      capacity, where there is no such state to measure.
+      the bytes; None if a plane's size is not known, or if length and
+      tokens exceed the capacity, where there is no such state to measure.
 
     Raises:
-      CapacityError: `length` or `num_tokens` is negative, or `length` past the capacity.
+      CapacityError: `length` or `num_tokens` is negative or no whole number.
     """
-    lengths = [length] * geometry.batch if isinstance(length, int) else [int(n) for n in length]
+    lengths: list = [length] * geometry.batch if np.ndim(length) == 0 else list(np.array(length))
+    if not all(isinstance(n, Integral) for n in (*lengths, num_tokens)):
+        raise CapacityError(f"Lengths and tokens are whole numbers, but are {lengths} and {num_tokens!r}.")
     if num_tokens < 0 or len(lengths) != geometry.batch or not all(n >= 0 for n in lengths):
         raise CapacityError(
             f"Cannot estimate {num_tokens} more tokens at lengths {lengths}: both must be at least 0, with one "
             f"length for each of the {geometry.batch} sequences."
         )
-    total = 0
+    total, num_tokens = 0, int(num_tokens)
     for plane in geometry.planes:
         if plane.plane.kind not in ("append", "sliding"):
             continue
-        grown = [_grown_rows(plane, n, num_tokens) for n in lengths]
+        grown = [_grown_rows(plane, int(n), num_tokens) for n in lengths]
         if plane.row_nbytes is None or any(rows is None for rows in grown):
             return None
         total += plane.row_nbytes * sum(rows for rows in grown if rows is not None)

@@ -1,9 +1,7 @@
 """Exchange: two states change places, and no tensor moves."""
 
-import jax
-
-from statecore._errors import GeometryError, UnsupportedError
-from statecore._pytree import check_alive, is_traced, named_leaves
+from statecore._errors import UnsupportedError
+from statecore._pytree import check_alike, check_alive, is_traced, named_leaves
 from statecore._typing import PyTree
 
 
@@ -24,18 +22,7 @@ def exchange(state: PyTree, saved: PyTree) -> tuple[PyTree, PyTree]:
             "`exchange` moves references on the host; inside a trace it would copy both states. "
             "Exchange outside, or choose between two states with `jax.lax.select`."
         )
-    ours, theirs = named_leaves(state), named_leaves(saved)
-    check_alive(ours)
-    check_alive(theirs, "saved state")
-    if jax.tree.structure(state) != jax.tree.structure(saved):
-        raise GeometryError(
-            f"The saved state has the structure {jax.tree.structure(saved)}, but the state in use has "
-            f"{jax.tree.structure(state)}. Is it a state of another backend?"
-        )
-    for (path, leaf), (_, other) in zip(ours, theirs, strict=True):
-        if (leaf.shape, leaf.dtype) != (other.shape, other.dtype):
-            raise GeometryError(
-                f"Plane `{path}` of the saved state is {other.dtype}{list(other.shape)}, but the state in use has "
-                f"{leaf.dtype}{list(leaf.shape)}. Was it made for another batch or capacity?"
-            )
+    check_alive(named_leaves(state))
+    check_alive(named_leaves(saved), "saved state")
+    check_alike(state, saved, "the saved state")
     return saved, state

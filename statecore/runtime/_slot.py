@@ -21,22 +21,18 @@ class Slot:
     state: PyTree
     identity: Identity
     lengths: np.ndarray
-    _consumed: list[bool] = dataclasses.field(default_factory=lambda: [False], repr=False)
+    _consumed: list[str] = dataclasses.field(default_factory=list, repr=False)
 
     @property
     def is_consumed(self) -> bool:
-        """Whether the slot was exchanged, so that its state is installed elsewhere."""
-        return self._consumed[0]
+        """Whether the slot was exchanged or copied into, so that its state is elsewhere."""
+        return bool(self._consumed)
 
-    def consume(self) -> None:
-        """Marks the slot as exchanged; every later use raises StateConsumedError."""
-        self.check_usable()
-        self._consumed[0] = True
+    def consume(self, why: str) -> None:
+        """Marks the slot as used up; every later use raises StateConsumedError and says why."""
+        self._consumed.append(why)
 
     def check_usable(self) -> None:
-        """Raises StateConsumedError if the slot was exchanged."""
-        if self.is_consumed:
-            raise StateConsumedError(
-                "This slot was exchanged: its state is installed, and the slot that `exchange` returned holds what "
-                "was installed before. Use that one, or `copy` a slot before you exchange it."
-            )
+        """Raises StateConsumedError if the slot was used up."""
+        if self._consumed:
+            raise StateConsumedError(f"This slot was {self._consumed[0]}. `copy` a slot that you need again.")

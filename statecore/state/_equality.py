@@ -47,15 +47,15 @@ def plane_differs(layout: Layout, a: list[jax.Array], b: list[jax.Array]) -> lis
     capacities = [size for size in (layout.capacity(a), layout.capacity(b)) if size is not None]
     capacity = min(capacities, default=None)
     pairs = zip(readable(layout, a, capacity), readable(layout, b, capacity), strict=True)
-    return [jnp.any(_bits(left) != _bits(right)) for left, right in pairs]
+    return [jnp.any(bits(left) != bits(right)) for left, right in pairs]
 
 
-def _bits(leaf: jax.Array) -> jax.Array:
+def bits(leaf: jax.Array) -> jax.Array:
     """Returns the bits as integers, so that NaN equals itself and -0.0 is not 0.0."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(leaf)
     if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
-        return jnp.stack([_bits(leaf.real), _bits(leaf.imag)])
+        return jnp.stack([bits(leaf.real), bits(leaf.imag)])
     if jnp.issubdtype(leaf.dtype, jnp.floating):
         return jax.lax.bitcast_convert_type(leaf, f"uint{jnp.finfo(leaf.dtype).bits}")
     return leaf

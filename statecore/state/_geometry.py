@@ -63,6 +63,8 @@ class Geometry:
     planes: shape and dtype of each plane, in the layout's order.
     batch: sequences `B`.
     capacity: tokens `S` that `init` was asked for.
+    trace_nbytes: bytes that the backend's own verify keeps, fixed and for each row of a
+      window; None without one. No part of the state, so it does not count in comparisons.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Geometry:
     planes: tuple[PlaneGeometry, ...]
     batch: int
     capacity: int
+    trace_nbytes: tuple[int, int] | None = dataclasses.field(default=None, compare=False)
 
     def struct(self) -> PyTree:
         """Returns the state as `jax.ShapeDtypeStruct` leaves."""

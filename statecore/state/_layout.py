@@ -106,6 +106,9 @@ def make_layout(planes: PyTree) -> Layout:
                 f"`planes` has {plane[1]!r} at `{path}`, but every leaf must be made by "
                 "`statecore.planes`, such as `pl.recurrent()`."
             )
+    twice = sorted({path for path in paths if paths.count(path) > 1})
+    if twice:
+        raise GeometryError(f"Two planes have the path `{twice[0]}`; name the parts of the state so that paths differ.")
     positions = [path for path, (_, plane) in zip(paths, flat, strict=True) if plane.kind == "position"]
     if len(positions) != 1:
         found = ", ".join(positions) or "none"

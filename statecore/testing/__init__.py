@@ -18,6 +18,7 @@ from statecore.testing._laws import check_every_plane as check_every_plane
 from statecore.testing._laws import check_exchange as check_exchange
 from statecore.testing._laws import check_padding as check_padding
 from statecore.testing._laws import check_refusal as check_refusal
+from statecore.testing._laws import pick_rows as pick_rows
 from statecore.testing._laws import raw_states as raw_states
 from statecore.testing._laws import relative_gaps as relative_gaps
 from statecore.testing._mutants import AliasingRuntime as AliasingRuntime
@@ -30,5 +31,5 @@ __all__ = [
     "check_commit", "check_every_plane", "check_exchange", "check_padding",
     "check_refusal", "clamps", "decay_backend", "decay_oracle", "decay_params",
     "digit_backend", "digit_oracle", "digit_rows", "forgets_conv", "off_by_one",
-    "raw_states", "relative_gaps",
+    "pick_rows", "raw_states", "relative_gaps",
 ]  # fmt: skip

@@ -100,10 +100,9 @@ def _verify(params, state, tokens, num_valid):
     for row in range(tokens.shape[1]):
         h = _advance(h, params["decay"], params["weight"], tokens[:, row], row < num_valid)
         logits.append(_logits(params, state, h))
-    empty = jnp.zeros((*tokens.shape, VOCAB_SIZE))
     new = state | {"history": _append(state["history"], tokens, rows)}
     trace = {"tokens": tokens, "decay": params["decay"], "weight": params["weight"]}
-    return new, jnp.stack(logits, axis=1) if logits else empty, trace
+    return new, jnp.stack(logits, axis=1), trace
 
 
 def _replay(state, trace, num_rows):

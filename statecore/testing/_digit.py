@@ -146,8 +146,7 @@ def _verify(params, state, tokens, num_valid):
         )
         for row in range(tokens.shape[1])
     ]
-    shape = (*tokens.shape, VOCAB_SIZE)
-    return new, jnp.stack(rows, axis=1) if rows else jnp.zeros(shape), {"tokens": tokens}
+    return new, jnp.stack(rows, axis=1), {"tokens": tokens}
 
 
 def _replay(state, trace, num_rows):

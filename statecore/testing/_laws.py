@@ -14,7 +14,7 @@ import numpy as np
 from statecore._errors import StateError
 from statecore._pytree import buffers, named_leaves
 from statecore._typing import PyTree
-from statecore.backend import Backend, commit, differing_planes, extend, step, take_rows, verify
+from statecore.backend import Backend, commit, differing_planes, extend, step, verify
 from statecore.native import capture, exchange
 from statecore.state import equality
 
@@ -278,8 +278,3 @@ def _assert_unchanged(before: PyTree, state: PyTree, law: str, case: str) -> Non
     ]
     if wrong:
         raise LawViolation(law, wrong, case)
-
-
-def one_sequence(backend: Backend, state: PyTree, row: int) -> PyTree:
-    """Returns sequence `row` of `state` as a state of its own, for a closer look."""
-    return take_rows(backend, state, [row])

@@ -1,0 +1,80 @@
+"""`SequenceState`: a state that knows its tokens, its checkpoint, its ring and its open window."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from statecore._typing import PyTree
+from statecore.backend import Backend, Window
+from statecore.ssm._ring import Ring
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Checkpoint:
+    """What takes a sequence back to one point. Holds references and copies nothing.
+
+    planes: by plane index, the position, shift and recurrent planes as they were.
+    lengths: `[B]`, tokens held then; append and sliding rows go back by it.
+    """
+
+    planes: dict[int, jax.Array]
+    lengths: np.ndarray
+
+
+class Ticket:
+    """Marks one open window, and whether it was served. Compared by identity."""
+
+    def __init__(self) -> None:
+        self.is_served = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class OpenWindow:
+    """A verify that has not been resolved.
+
+    window: its state, logits and trace.
+    tokens: `[B, K]`, what was verified, of which `num_valid` `[B]` rows count.
+    params: kept only by the strategy `rerun`, which runs the model again.
+    ticket: serves once, whatever copies of the sequence are held.
+    """
+
+    window: Window
+    tokens: np.ndarray
+    num_valid: np.ndarray
+    params: PyTree
+    ticket: Ticket
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SequenceState:
+    """A state with what a decoder around it must know. Every operation returns a new one.
+
+    backend: of the state.
+    state: the live state; always what `tokens` gives, never a draft.
+    tokens: of each sequence, all that the state was fed.
+    strategy: how a window is undone: `replay`, `select` or `rerun`.
+    highest: `[B]`, the highest row ever written plus one, which limits what a ring can undo.
+    ring: the bookkeeping of the decode-rollback ring; its planes stay on the device.
+    ring_planes: by plane index, `[slots, ...]`; None before the first save.
+    checkpoint: at most one.
+    opened: at most one window.
+    pending: arrays that an asynchronous operation has dispatched and nobody has waited for.
+    """
+
+    backend: Backend
+    state: PyTree
+    tokens: tuple[np.ndarray, ...]
+    strategy: str
+    highest: np.ndarray
+    ring: Ring
+    ring_planes: dict[int, jax.Array] | None = None
+    checkpoint: Checkpoint | None = None
+    opened: OpenWindow | None = None
+    pending: tuple[Any, ...] = ()
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens that each sequence holds, `[B]`."""
+        return np.array([len(row) for row in self.tokens])

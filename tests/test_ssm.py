@@ -1,0 +1,520 @@
+"""Seed 2 on values: checkpoint, verify, rollback, commit, ring, boundary, async."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import CAPACITY, assert_bits, cases, host, refuses
+from hypothesis import given
+from hypothesis import strategies as st
+
+import statecore as sc
+from statecore import planes as pl
+from statecore import ssm, testing
+from statecore.testing import strategies
+
+STRATEGIES = [
+    ("digit", "select"),
+    ("digit", "rerun"),
+    ("digit-own", "replay"),
+    ("digit-own", "select"),
+    ("digit-own", "rerun"),
+    ("decay", "select"),
+    ("decay", "rerun"),
+    ("decay-own", "replay"),
+]
+by_strategy = pytest.mark.parametrize(("name", "strategy"), STRATEGIES)
+PROMPT = [[1, 2, 3], [3, 2, 1]]
+WINDOW = [[4, 5, 6, 7], [1, 2, 3, 4]]
+
+
+def start(name="digit", strategy="auto", *, ring_slots=4, prompt=PROMPT):
+    case = cases()[name]
+    state = case.backend.init(case.params, batch=len(prompt), capacity=CAPACITY)
+    seq = ssm.begin(case.backend, state, ring_slots=ring_slots, strategy=strategy)
+    return ssm.extend(case.params, seq, prompt)[0]
+
+
+def stepped(name, tokens):
+    """The state that single steps give, sequence by sequence of equal length or not."""
+    case = cases()[name]
+    longest = max(map(len, tokens))
+    padded = np.array([row + [0] * (longest - len(row)) for row in tokens])
+    empty = case.backend.init(case.params, batch=len(tokens), capacity=CAPACITY)
+    states = testing.raw_states(case.backend, case.params, empty, padded)
+    return testing.pick_rows(case.backend, states, [len(row) for row in tokens])
+
+
+def same(name, seq, tokens):
+    case = cases()[name]
+    assert [row.tolist() for row in seq.tokens] == tokens
+    assert seq.lengths.tolist() == np.array(case.backend.layout.lengths(seq.state)).tolist()
+    tolerance = 1e-5 if seq.strategy == "replay" else None
+    testing.assert_same(
+        case.backend, seq.state, stepped(name, tokens), law="ssm", case=str(tokens), tolerance=tolerance
+    )
+
+
+# Checkpoint, rollback, commit.
+
+
+def test_s01_a_checkpoint_copies_nothing_and_changes_nothing():
+    """S01, S49: it refers to the very planes; attention rows go back by their length."""
+    seq = start()
+    before = host(seq.state)
+    pinned = ssm.checkpoint(seq)
+    assert pinned.state is seq.state
+    leaves = seq.backend.layout.leaves(seq.state)
+    kinds = {seq.backend.layout.planes[i].kind for i in pinned.checkpoint.planes}
+    assert kinds == {"position", "shift", "recurrent"}
+    assert all(leaves[i] is plane for i, plane in pinned.checkpoint.planes.items())
+    assert_bits(before, seq.state)
+
+
+def test_s02_a_second_checkpoint_replaces_the_first():
+    """S02: rollback goes to the later one."""
+    seq = ssm.checkpoint(start())
+    seq, _ = ssm.step(None, seq, [8, 9])
+    seq = ssm.checkpoint(seq)
+    seq, _ = ssm.step(None, seq, [7, 7])
+    same("digit", ssm.rollback(seq, 0), [[1, 2, 3, 8], [3, 2, 1, 9]])
+
+
+@by_strategy
+def test_s03_rollback_to_0_is_the_checkpoint(name, strategy):
+    """S03, S50: after plain steps and after a verify, again and again, bit for bit."""
+    case = cases()[name]
+    seq = ssm.checkpoint(start(name, strategy))
+    later = seq
+    for token in (4, 5):
+        later, _ = ssm.step(case.params, later, [token, token])
+    for _ in range(2):
+        back = ssm.rollback(later, 0)
+        assert sc.equal(case.backend, back.state, seq.state)
+        opened, _ = ssm.verify(case.params, back, WINDOW)
+        later = ssm.rollback(opened, 0)
+        assert sc.equal(case.backend, later.state, seq.state)
+
+
+@by_strategy
+@pytest.mark.parametrize("counts", [[0, 4], [1, 1], [2, 3], [4, 0]])
+def test_s04_rollback_is_the_rows_fed(name, strategy, counts):
+    """S04, S07, S55, F07: rows differ by sequence; all K rows are allowed, since a verify leaves the state alone."""
+    seq = ssm.checkpoint(start(name, strategy))
+    opened, _ = ssm.verify(cases()[name].params, seq, WINDOW)
+    rolled = ssm.rollback(opened, counts)
+    same(name, rolled, [prompt + row[:n] for prompt, row, n in zip(PROMPT, WINDOW, counts, strict=True)])
+
+
+@by_strategy
+def test_s05_rows_that_were_not_verified_are_refused(name, strategy):
+    """S05, SB16: nothing has moved, and the window is still open."""
+    seq = ssm.checkpoint(start(name, strategy))
+    opened, _ = ssm.verify(cases()[name].params, seq, WINDOW, num_valid=[4, 2])
+    for counts in ([5, 0], [0, 3], -1):
+        refuses(sc.RollbackError, lambda counts=counts: ssm.rollback(opened, counts), opened.state)
+    same(name, ssm.rollback(opened, [4, 2]), [PROMPT[0] + WINDOW[0], PROMPT[1] + WINDOW[1][:2]])
+
+
+def test_s06_rollback_without_a_checkpoint_is_refused():
+    """S06, SB22: absent is an error, not a silent nothing."""
+    seq = start()
+    refuses(sc.RollbackError, lambda: ssm.rollback(seq, 0), seq.state, "no checkpoint")
+    opened, _ = ssm.verify(None, seq, WINDOW)
+    refuses(sc.RollbackError, lambda: ssm.rollback(opened, 1), opened.state, "no checkpoint")
+
+
+@by_strategy
+@pytest.mark.parametrize("counts", [1, 4, [1, 4], [3, 2]])
+def test_s08_s09_commits_are_steps(name, strategy, counts):
+    """S08, S09, S12, S16, S17, S18: the live state is the committed prefix, all rows included."""
+    seq = start(name, strategy)
+    opened, logits = ssm.verify(cases()[name].params, seq, WINDOW)
+    assert logits.shape[:2] == (2, 4)
+    done = ssm.commit_accepted_prefix(opened, counts, 4)
+    rows = np.broadcast_to(counts, 2)
+    same(name, done, [prompt + row[:n] for prompt, row, n in zip(PROMPT, WINDOW, rows, strict=True)])
+    assert done.lengths.tolist() == (3 + rows).tolist()
+
+
+def test_s10_counts_that_are_not_rows_have_distinct_errors():
+    """S10, S17, SB15: 0 rows, more than the width, a draft count as k, a wrong k."""
+    opened, _ = ssm.verify(None, start(), WINDOW)
+    messages = set()
+    for counts, k, words in (
+        (0, 4, "anchor"),
+        ([2, 0], 4, "anchor"),
+        (5, 4, "bonus"),
+        (2, 3, "drafts"),
+        (2, 7, "4 rows wide"),
+    ):
+        call = lambda counts=counts, k=k: ssm.commit_accepted_prefix(opened, counts, k)  # noqa: E731
+        refuses(sc.RollbackError, call, opened.state, words)
+        messages.add(words)
+    same("digit", ssm.commit_accepted_prefix(opened, 4, 4), [PROMPT[0] + WINDOW[0], PROMPT[1] + WINDOW[1]])
+
+
+@by_strategy
+def test_s11_commit_and_rollback_agree(name, strategy):
+    """S11: the same live state; a commit leaves the checkpoint as it was."""
+    case = cases()[name]
+    seq = ssm.checkpoint(start(name, strategy))
+    first, _ = ssm.verify(case.params, seq, WINDOW)
+    second, _ = ssm.verify(case.params, seq, WINDOW)
+    committed, rolled = ssm.commit_accepted_prefix(first, 2, 4), ssm.rollback(second, 2)
+    assert sc.equal(case.backend, committed.state, rolled.state)
+    assert committed.checkpoint is seq.checkpoint
+    assert sc.equal(case.backend, ssm.rollback(committed, 0).state, seq.state)
+
+
+def test_s12_whatever_follows_a_commit_is_right():
+    """S12, SB01: plain steps, another checkpoint and another window after a partial accept."""
+    opened, _ = ssm.verify(None, start(), WINDOW)
+    seq = ssm.commit_accepted_prefix(opened, [2, 1], 4)
+    seq, _ = ssm.step(None, seq, [9, 9])
+    seq = ssm.checkpoint(seq)
+    opened, _ = ssm.verify(None, seq, [[1, 1], [2, 2]])
+    same("digit", ssm.rollback(opened, 1), [[1, 2, 3, 4, 5, 9, 1], [3, 2, 1, 1, 9, 2]])
+
+
+def test_s46_a_window_serves_once():
+    """S46, S56, SB12, F10: neither the resolved sequence nor an older copy resolves it again."""
+    seq = ssm.checkpoint(start())
+    opened, _ = ssm.verify(None, seq, WINDOW)
+    ssm.rollback(opened, 1)
+    for call in (lambda: ssm.rollback(opened, 1), lambda: ssm.commit_accepted_prefix(opened, 1, 4)):
+        refuses(sc.LifecycleError, call, seq.state, "serves once")
+    refuses(sc.LifecycleError, lambda: ssm.commit_accepted_prefix(seq, 1, 4), seq.state, "No window")
+    refuses(sc.RollbackError, lambda: ssm.rollback(seq, 1), seq.state)
+
+
+def test_f26_an_open_window_refuses_everything_else():
+    """F26: only rollback and commit; nothing half verified can be saved or read on."""
+    opened, _ = ssm.verify(None, ssm.checkpoint(start()), WINDOW)
+    for call in (
+        lambda: ssm.step(None, opened, [1, 2]),
+        lambda: ssm.extend(None, opened, WINDOW),
+        lambda: ssm.verify(None, opened, WINDOW),
+        lambda: ssm.checkpoint(opened),
+        lambda: ssm.start_checkpoint(opened),
+        lambda: ssm.save_ring(opened, 0),
+        lambda: ssm.restore_ring(opened, 0),
+    ):
+        refuses(sc.LifecycleError, call, opened.state, "window is open")
+
+
+def test_a_checkpoint_older_than_the_window():
+    """Rows of a window are not rows after an older checkpoint; 0 rows are the checkpoint."""
+    seq = ssm.checkpoint(start())
+    seq, _ = ssm.step(None, seq, [8, 9])
+    opened, _ = ssm.verify(None, seq, WINDOW)
+    refuses(sc.RollbackError, lambda: ssm.rollback(opened, 1), opened.state, "began at")
+    same("digit", ssm.rollback(opened, 0), PROMPT)
+
+
+@by_strategy
+def test_checkpoints_survive_donation(name, strategy):
+    """What a checkpoint refers to is not donated; everything else is."""
+    case = cases()[name]
+    seq = ssm.checkpoint(start(name, strategy))
+    before = {i: np.array(plane) for i, plane in seq.checkpoint.planes.items()}
+    live = seq
+    for token in (4, 5):
+        live, _ = ssm.step(case.params, live, [token, token], donate=True)
+    opened, _ = ssm.verify(case.params, live, WINDOW)
+    live = ssm.commit_accepted_prefix(opened, 2, 4, donate=True)
+    for i, plane in seq.checkpoint.planes.items():
+        np.testing.assert_array_equal(np.array(plane), before[i])
+    same(name, ssm.rollback(live, 0), PROMPT)
+
+
+# What can go back, and what cannot.
+
+
+def opaque_backend():
+    return sc.Backend(
+        name="opaque",
+        init=lambda params, batch, capacity: {"seen": jnp.zeros(batch, jnp.int32), "pos": jnp.zeros(batch, jnp.int32)},
+        step=lambda params, state, tokens: (
+            {"seen": state["seen"] * 3 + tokens, "pos": state["pos"] + 1},
+            jnp.zeros((tokens.shape[0], 10)),
+        ),
+        planes={"seen": pl.opaque(), "pos": pl.position()},
+    )
+
+
+def attention_backend():
+    return sc.Backend(
+        name="attention",
+        init=lambda params, batch, capacity: {
+            "kv": jnp.zeros((batch, capacity), jnp.int32),
+            "pos": jnp.zeros(batch, jnp.int32),
+        },
+        step=lambda params, state, tokens: (
+            {
+                "kv": state["kv"].at[jnp.arange(tokens.shape[0]), state["pos"]].set(tokens, mode="drop"),
+                "pos": state["pos"] + 1,
+            },
+            jnp.zeros((tokens.shape[0], 10)),
+        ),
+        planes={"kv": pl.append(axis=1), "pos": pl.position()},
+    )
+
+
+def begun(backend, *, ring_slots=0, prompt=(1, 2, 3)):
+    seq = ssm.begin(backend, backend.init(None, capacity=CAPACITY), ring_slots=ring_slots)
+    return ssm.extend(None, seq, [list(prompt)])[0]
+
+
+def test_s19_without_recurrent_planes_everything_is_the_length():
+    """S19, SB31: no SSM layers; checkpoint and rollback work all the same."""
+    seq = begun(attention_backend())
+    assert not ssm.has_ssm_layers(seq) and ssm.has_ssm_layers(start())
+    opened, _ = ssm.verify(None, ssm.checkpoint(seq), [[4, 5, 6]])
+    assert ssm.rollback(opened, 2).state["kv"][0, :5].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_s20_planes_that_nothing_undoes_are_named():
+    """S20, SB36: before anything moves."""
+    seq = ssm.checkpoint(begun(opaque_backend()))
+    assert ssm.rollback_unsupported(seq) == ("seen",) and ssm.rollback_unsupported(start()) == ()
+    opened, _ = ssm.verify(None, seq, [[4, 5]])
+    for call in (lambda: ssm.rollback(opened, 0), lambda: ssm.rollback(opened, 1)):
+        refuses(sc.RollbackError, call, opened.state, "`seen`")
+    later = ssm.commit_accepted_prefix(opened, 2, 2)
+    refuses(sc.RollbackError, lambda: ssm.rollback(later, 0), later.state, "`seen`")
+
+
+def test_a_ring_counts_from_the_highest_row_ever_written():
+    """A window of 9 rows was dropped, but its rows were written: the checkpoint 9 back is the farthest."""
+    seq = ssm.checkpoint(start())
+    opened, _ = ssm.verify(None, seq, np.ones((2, 9), int))
+    seq = ssm.commit_accepted_prefix(opened, 1, 9)
+    same("digit", ssm.rollback(seq, 0), PROMPT)  # 9 rows below the highest: just in reach
+    opened, _ = ssm.verify(None, seq, np.ones((2, 9), int))
+    seq = ssm.commit_accepted_prefix(opened, 1, 9)
+    refuses(sc.RollbackError, lambda: ssm.rollback(seq, 0), seq.state, "`ring`", "highest")
+
+
+# Strategies.
+
+
+def test_strategies_and_their_costs():
+    """S32, S48, F11: bytes from the arrays; a budget that none fits has all three costs."""
+    own = cases()["digit-own"].backend.geometry(None, batch=2, capacity=CAPACITY)
+    derived = cases()["digit"].backend.geometry(None, batch=2, capacity=CAPACITY)
+    assert ssm.plan(own, 4, None).strategy == "replay"
+    assert ssm.plan(derived, 4, None).costs == {"replay": None, "select": 4 * 2 * (4 + 3 * 4), "rerun": 4 * 2 * 4}
+    assert ssm.plan(derived, 4, 127).strategy == "rerun"
+    with pytest.raises(sc.BudgetError, match="impossible.*128.*32"):
+        ssm.plan(derived, 4, 31)
+    opened, _ = ssm.verify(None, start("digit-own", "replay"), WINDOW)
+    kept = sum(leaf.nbytes for leaf in jax.tree.leaves(opened.opened.window.trace))
+    assert kept == ssm.plan(own, 4, None).num_bytes
+
+
+def test_strategies_that_cannot_be_followed_are_refused():
+    state = cases()["digit"].backend.init(None, capacity=8)
+    for strategy in ("replay", "guess"):
+        with pytest.raises(sc.UnsupportedError, match=strategy):
+            ssm.begin(cases()["digit"].backend, state, strategy=strategy)
+    with pytest.raises(sc.GeometryError, match="tokens="):
+        ssm.begin(cases()["digit"].backend, start().state)
+
+
+# The ring.
+
+
+def test_s22_a_ring_save_is_bits_and_is_not_consumed():
+    """S22, F42: NaN and -0.0 included; restored twice."""
+    case = cases()["decay"]
+    seq = start("decay")
+    odd = seq.state | {"h": seq.state["h"].at[0, 0, 0].set(jnp.nan).at[0, 1, 0].set(-0.0)}
+    seq = ssm.begin(case.backend, odd, tokens=PROMPT, ring_slots=2)
+    saved = ssm.save_ring(seq)
+    for _ in range(2):
+        later, _ = ssm.step(case.params, saved, [1, 2])
+        restored = ssm.restore_ring(later, 0)
+        assert sc.equal(case.backend, restored.state, odd)
+        saved = restored
+
+
+def test_s21_ring_slots_are_checked_before_anything_is_copied():
+    """S21, S25: out of range, never written, or no ring at all."""
+    seq = start(ring_slots=2)
+    for slot in (2, -1):
+        refuses(sc.RollbackError, lambda slot=slot: ssm.save_ring(seq, slot), seq.state, "does not exist")
+        refuses(sc.RollbackError, lambda slot=slot: ssm.restore_ring(seq, slot), seq.state, "does not exist")
+    refuses(sc.RollbackError, lambda: ssm.restore_ring(seq, 1), seq.state, "never written")
+    bare = start(ring_slots=0)
+    assert ssm.ring_slots(bare) == 0 and ssm.ring_slots(seq) == 2
+    refuses(sc.RollbackError, lambda: ssm.save_ring(bare), bare.state, "0 slots")
+
+
+def test_sequences_of_different_lengths_have_no_common_save():
+    opened, _ = ssm.verify(None, start(), WINDOW)
+    uneven = ssm.commit_accepted_prefix(opened, [1, 2], 4)
+    refuses(sc.UnsupportedError, lambda: ssm.save_ring(uneven), uneven.state, "[4, 5]")
+
+
+@given(moves=st.lists(st.one_of(st.integers(1, 3), st.integers(-6, -1)), max_size=40), num_slots=st.integers(1, 4))
+def test_s23_s24_ring_bookkeeping(moves, num_slots):
+    """S23, S24, SB07: slots are disjoint, at most cap; survivors live until cap new records."""
+    ring, length = ssm.Ring(num_slots), 0
+    saved = {}
+    for move in moves:
+        if move > 0:
+            length += move
+            ring, slot = ring.record(length)
+            saved[slot] = length
+        else:
+            length = max(0, length + move)
+            ring = ring.truncated(length)
+        slots = [entry.slot for entry in ring.entries]
+        assert len(set(slots)) == len(slots) <= num_slots
+        assert all(entry.position <= length for entry in ring.entries)
+        # What the entry says is what was last written there.
+        assert all(saved[entry.slot] == entry.position for entry in ring.entries)
+        free = num_slots - len(slots)
+        survivors, filled = set(ring.entries), ring
+        for extra in range(free):
+            filled, _ = filled.record(length + extra + 1)
+            assert survivors <= set(filled.entries)
+
+
+def test_s30_ring_depth():
+    """S30: five rules in order; `auto` or 0 to 8."""
+    assert ssm.choose_ring_slots(False, published=8).num_slots == 0
+    assert ssm.choose_ring_slots(True, published=3, switch=False).num_slots == 3
+    assert ssm.choose_ring_slots(True, switch=True, is_reachable=False).num_slots == 8
+    assert ssm.choose_ring_slots(True, switch=False).num_slots == 0
+    unreachable = ssm.choose_ring_slots(True, is_reachable=False)
+    assert unreachable.num_slots == 0 and unreachable.reason
+    assert ssm.choose_ring_slots(True) == ssm.RingDepth(8)
+    assert ssm.parse_ring_slots("auto") is None and ssm.parse_ring_slots("8") == 8
+    for text in ("9", "-1", "many", ""):
+        with pytest.raises(sc.RollbackError):
+            ssm.parse_ring_slots(text)
+
+
+def test_s31_ring_fit():
+    """S31, SB10: the ladder 8, 4, 2, 1, 0; 0 as well when the reserve itself does not fit."""
+    fit = lambda free, most=8: ssm.fit_ring_slots(most, bytes_per_slot=10, reserved_bytes=100, free_bytes=free)  # noqa: E731
+    assert [fit(free) for free in (180, 179, 140, 139, 120, 110, 109, 100, 99)] == [8, 4, 4, 2, 2, 1, 0, 0, 0]
+    assert fit(180, most=3) == 2
+
+
+# Boundaries.
+
+MASK = np.arange(10) == 0  # token 0 ends a sentence
+
+
+def texted(tokens, *, ring_slots=4, save_at=()):
+    seq = start(prompt=[[9]], ring_slots=ring_slots)
+    for token in tokens:
+        seq, _ = ssm.step(None, seq, [token])
+        if len(seq.tokens[0]) - 1 in save_at:
+            seq = ssm.save_ring(seq)
+    return seq
+
+
+def decide(seq, mask=MASK, min_drop=1, **options):
+    return ssm.plan_boundary_rollback(seq, mask, num_prompt=1, min_drop=min_drop, **options)
+
+
+def test_s27_s29_the_last_boundary_with_its_state():
+    """S27, S29: it was saved after 2 and after 5 tokens; 7 are there; dropping at least one takes 5."""
+    seq = texted([1, 0, 2, 3, 0, 4, 4], save_at=(2, 5))
+    decision = decide(seq)
+    assert (decision.decline, decision.keep, decision.dropped) == (None, 5, 2)
+    back = ssm.apply_boundary_rollback(seq, decision)
+    same("digit", back, [[9, 1, 0, 2, 3, 0]])
+    assert back.ring.slot_at(6) is not None  # the boundary's own save is kept
+    assert decide(seq, min_drop=3).keep == 2
+    assert decide(seq, min_drop=7).decline is ssm.Decline.NO_BOUNDARY
+    assert decide(back, min_drop=1).keep == 2
+
+
+def test_s28_declining_in_order_and_changing_nothing():
+    """S28, SB08, SB09: each reason hides the later ones; the state is untouched."""
+    seq = texted([1, 0, 2], ring_slots=0)
+    before = host(seq.state)
+    order = [
+        ({"is_enabled": False, "is_streamed": True}, ssm.Decline.DISABLED),
+        ({"is_streamed": True, "num_rollbacks": 2}, ssm.Decline.STREAM_UNSAFE),
+        ({"num_rollbacks": 2, "mask": None}, ssm.Decline.CAP_REACHED),
+        ({"mask": None}, ssm.Decline.NO_BOUNDARY),
+        ({}, ssm.Decline.NO_SNAPSHOT),
+    ]
+    for options, reason in order:
+        decision = decide(seq, **options)
+        assert decision.decline is reason
+        refuses(sc.RollbackError, lambda decision=decision: ssm.apply_boundary_rollback(seq, decision), seq.state)
+    assert decide(texted([1, 0, 2], save_at=(1,))).decline is ssm.Decline.NO_SNAPSHOT
+    assert decide(texted([1, 2, 3], save_at=(1,))).decline is ssm.Decline.NO_BOUNDARY
+    opaque = begun(opaque_backend())
+    assert decide(opaque, num_rollbacks=2).decline is ssm.Decline.NOT_REWINDABLE
+    assert_bits(before, seq.state)
+    with pytest.raises(sc.UnsupportedError, match="2 sequences"):
+        decide(start())
+
+
+def test_boundaries_without_recurrent_state_need_no_ring():
+    """S19, S25: a disabled ring does not send a hybrid down this path."""
+    seq = begun(attention_backend(), prompt=[9, 1, 0, 2, 3])
+    decision = decide(seq)
+    assert (decision.keep, decision.slot) == (2, None)
+    assert ssm.apply_boundary_rollback(seq, decision).state["pos"].tolist() == [3]
+
+
+def test_boundary_mask_of_a_tokenizer(tiny):
+    mask = ssm.boundary_mask(tiny.tokenizer, 256)
+    assert [chr(token) for token in np.flatnonzero(mask)] == ["\n", "!", ".", "?"]
+
+
+# Asynchronous variants, and the finite guard.
+
+
+@by_strategy
+def test_s13_s14_started_and_synced_is_the_same(name, strategy):
+    """S13, S14, S15: live and checkpoint are the state after the rows, bit for bit as synchronously."""
+    case = cases()[name]
+    seq = ssm.start_checkpoint(start(name, strategy))
+    first, _ = ssm.verify(case.params, seq, WINDOW)
+    second, _ = ssm.verify(case.params, seq, WINDOW)
+    started = ssm.sync(ssm.start_rollback_and_checkpoint(first, [2, 1]))
+    done = ssm.checkpoint(ssm.rollback(second, [2, 1]))
+    assert sc.equal(case.backend, started.state, done.state)
+    later, _ = ssm.step(case.params, started, [1, 2])
+    assert sc.equal(case.backend, ssm.rollback(later, 0).state, done.state)
+    assert ssm.sync(ssm.sync(started)) is ssm.sync(started)
+
+
+def test_s53_a_state_that_is_not_finite_is_refused():
+    """S53, SB23: named, not clamped."""
+    case = cases()["decay"]
+    seq = start("decay")
+    assert ssm.check_finite(seq) is seq
+    for value in (jnp.nan, jnp.inf):
+        broken = seq.state | {"h": seq.state["h"].at[1, 0, 2].set(value)}
+        wrong = ssm.begin(case.backend, broken, tokens=PROMPT)
+        refuses(sc.NonFiniteError, lambda wrong=wrong: ssm.check_finite(wrong), seq.state, "`h`")
+
+
+# The law, over generated cases.
+
+
+@by_strategy
+@given(data=st.data())
+def test_s54_rounds_of_speculation_are_plain_decoding(name, strategy, data):
+    """S54, S34: rows accept different counts, padding rows none, round after round."""
+    case = cases()[name]
+    seq, tokens = start(name, strategy), [list(row) for row in PROMPT]
+    for _ in range(3):
+        window = data.draw(strategies.windows(vocab_size=case.vocab_size, batch=2, width=4))
+        seq = ssm.checkpoint(seq)
+        opened, _ = ssm.verify(case.params, seq, window.tokens, num_valid=window.num_valid)
+        seq = ssm.rollback(opened, window.num_accepted)
+        for row, kept in enumerate(window.num_accepted):
+            tokens[row] += window.tokens[row, :kept].tolist()
+        same(name, seq, tokens)
