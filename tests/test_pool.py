@@ -377,6 +377,25 @@ def test_restoring_in_place_donates_what_it_writes(case):
 # What is refused.
 
 
+def test_a_write_that_fails_fences_the_pool(case, monkeypatch):
+    """A write that took the slots and failed has lost them; the pool says so, and counts nothing wrong."""
+    pool, state = make(case), fed(case, [1, 2])
+    handle = pool.claim()
+
+    def fails(pool, *args):
+        for leaf in pool:
+            leaf.delete()
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setitem(case.backend.compiled, ("pool_write", pool._indices), fails)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        pool.save(handle, state, 0)
+    monkeypatch.undo()
+    for call in (lambda: pool.save(handle, state, 0), lambda: pool.load(handle), pool.claim):
+        refuses(sc.FencedError, call, state, "lost", "new pool")
+    assert pool.occupancy == (1, 3)
+
+
 def test_bad_states_and_rows_change_nothing(case):
     pool, state = make(case), fed(case, [1, 2], [3, 4])
     handle = pool.claim()

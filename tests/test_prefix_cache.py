@@ -525,6 +525,22 @@ def test_s39_a_full_cache_never_fails_a_request():
     assert not none.insert(cold(case, [4]), [4]) and none.lookup([4, 4]).num_tokens == 0
 
 
+@pytest.mark.parametrize("part", ["claim", "save"])
+def test_f23_an_insert_that_fails_leaves_no_slot_taken(part, monkeypatch):
+    """F23: a copy that fails takes its slot back, and nobody finds what was never saved."""
+    case = cases()["digit"]
+    cache, state = inserted(case, make(case), [1, 2]), cold(case, [1, 2, 3])
+
+    def fails(*args):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(cache._pool, part, fails)
+        cache.insert(state, [1, 2, 3])
+    assert (cache.occupancy(), lengths(cache), cache._blocks.nbytes) == ((1, 4), [2], 8)
+    assert cache.insert(state, [1, 2, 3])
+
+
 def test_s40_s41_f39_occupancy_and_clearing():
     """S40, S41, F39: used and all; None for none; back to nothing when cleared."""
     case = cases()["digit"]

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from statecore._errors import BudgetError, GeometryError, IdentityError, StateConsumedError, UnsupportedError
+from statecore._errors import (
+    BudgetError,
+    FencedError,
+    GeometryError,
+    IdentityError,
+    StateConsumedError,
+    UnsupportedError,
+)
+from statecore._pytree import is_deleted
 from statecore._typing import PyTree
 from statecore.backend import Backend
 from statecore.state import put, take
@@ -96,6 +104,8 @@ class SnapshotPool:
 
         Raises:
           BudgetError: no slot is free; a slot is never handed out twice.
+          FencedError: a write failed before, and what the slots held is lost. So say all
+            that read or write a slot.
         """
         if not self._free:
             raise BudgetError(
@@ -251,7 +261,7 @@ class SnapshotPool:
             return put(layout, pool, slots, take(layout, source, rows))
 
         run = self.backend.compile(("pool_write", self._indices), lambda: jax.jit(body, donate_argnums=(0,)))
-        self._pool = run(self._pool, source, np.array(rows, np.int32), np.array(slots, np.int32))
+        self._pool = run(self._leaves(), source, np.array(rows, np.int32), np.array(slots, np.int32))
 
     def _move(self, source: int, target: int) -> None:
         layout = self._layout
@@ -260,7 +270,7 @@ class SnapshotPool:
             return put(layout, pool, target, take(layout, pool, source))
 
         run = self.backend.compile(("pool_move", self._indices), lambda: jax.jit(body, donate_argnums=(0,)))
-        self._pool = run(self._pool, np.array([source], np.int32), np.array([target], np.int32))
+        self._pool = run(self._leaves(), np.array([source], np.int32), np.array([target], np.int32))
 
     def _read(self, slot: int) -> list[jax.Array]:
         layout = self._layout
@@ -269,7 +279,16 @@ class SnapshotPool:
             return take(layout, pool, slot)
 
         run = self.backend.compile(("pool_read", self._indices), lambda: jax.jit(body))
-        return run(self._pool, np.array([slot], np.int32))
+        return run(self._leaves(), np.array([slot], np.int32))
+
+    def _leaves(self) -> list[jax.Array]:
+        """Returns the pooled planes; raises FencedError if a failed write has lost them."""
+        if any(map(is_deleted, self._pool)):
+            raise FencedError(
+                "This pool has lost what its slots held: a write in place failed after it had taken them, and its "
+                "error came before this one. Make a new pool; nothing can be read from this one."
+            )
+        return self._pool
 
     # Checks.
 
