@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import assert_bits, cases, host, refuses
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import statecore as sc
@@ -62,9 +62,9 @@ def common(a, b) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-texts = st.lists(st.integers(0, 2), min_size=1, max_size=7).map(tuple)
+texts = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(tuple)
 tree_ops = st.lists(
-    st.tuples(st.sampled_from(["insert", "insert", "find", "use", "lease", "release", "evict", "remove"]), texts),
+    st.tuples(st.sampled_from(["insert", "insert", "insert", "use", "lease", "release", "evict", "remove"]), texts),
     max_size=40,
 )
 
@@ -98,7 +98,8 @@ def check_shape(node, is_root=True) -> None:
         check_shape(child, is_root=False)
 
 
-@given(tree_ops, st.integers(0, 7))
+@settings(max_examples=200)  # no device work
+@given(tree_ops, st.integers(0, 5))
 def test_s42_s43_the_tree_is_a_dict_of_prefixes(ops, most):
     """S42, S43: the deepest equal prefix, recency alone, a victim whenever one is free."""
     tree, oracle = store.PrefixTree(), Oracle()
@@ -112,31 +113,31 @@ def test_s42_s43_the_tree_is_a_dict_of_prefixes(ops, most):
             else:
                 with pytest.raises(sc.GeometryError, match="one a prefix"):
                     tree.insert(tokens, "again")
-        elif op == "use" and (found := tree.find(tokens)[0]):
-            tree.touch(found)
-            oracle.touch(found.value)
-        elif op == "lease" and entry:
-            tree.lease(entry)
-            oracle.entries[tokens][1] += 1
-        elif op == "release" and entry and entry.num_leases:
-            tree.release(entry)
-            oracle.entries[tokens][1] -= 1
         elif op == "evict":
-            victim = tree.victim()
-            assert (victim and victim.value) == oracle.victim()
-            if victim:
+            if victim := tree.victim():
                 tree.remove(victim)
                 del oracle.entries[victim.value]
-        elif op == "remove" and entry:
-            tree.remove(entry)
-            del oracle.entries[tokens]
-            assert not entry.is_alive
-            with pytest.raises(sc.StateConsumedError, match="evicted"):
-                tree.remove(entry)
+        elif found := tree.find(tokens)[0]:
+            if op == "use":
+                tree.touch(found)
+                oracle.touch(found.value)
+            elif op == "lease":
+                tree.lease(found)
+                oracle.entries[found.value][1] += 1
+            elif op == "release" and found.num_leases:
+                tree.release(found)
+                oracle.entries[found.value][1] -= 1
+            elif op == "remove":
+                tree.remove(found)
+                del oracle.entries[found.value]
+                assert not found.is_alive
+                with pytest.raises(sc.StateConsumedError, match="evicted"):
+                    tree.remove(found)
         for limit in (None, most):
             found, matched = tree.find(tokens, limit)
             assert (found and found.value, matched) == oracle.find(tokens, limit)
         assert {entry.value: [entry.last_used, entry.num_leases] for entry in tree} == oracle.entries
+        assert (victim.value if (victim := tree.victim()) else None) == oracle.victim()
         check_shape(tree._root)
     assert len(tree) == len(oracle.entries)
 
