@@ -50,16 +50,18 @@ from statecore.state import Geometry as Geometry
 from statecore.state import Plane as Plane
 from statecore.state import planes as planes
 from statecore.state import validate as validate
+from statecore.store import PrefixCache as PrefixCache
+from statecore.store import SnapshotPool as SnapshotPool
 
 __version__ = _version("statecore")
 
 __all__ = [
     "AliasError", "Backend", "BudgetError", "CapacityError", "Draft", "Estimate",
     "FencedError", "Generation", "Geometry", "GeometryError", "IdentityError",
-    "LifecycleError", "LoadError", "Model", "NGramDraft", "NonFiniteError", "Plane", "RefusedError",
-    "Registry", "RollbackError", "Runtime", "Sampler", "Slot", "SnapshotLimits",
-    "StateConsumedError", "StateError", "UnsupportedError", "Window", "capture",
-    "clear_refusal", "commit", "copy", "default_registry", "differing_planes", "equal",
-    "estimate", "estimate_growth", "exchange", "extend", "is_refused", "load", "planes",
-    "put_rows", "ssm", "step", "take_rows", "validate", "verify",
+    "LifecycleError", "LoadError", "Model", "NGramDraft", "NonFiniteError", "Plane",
+    "PrefixCache", "RefusedError", "Registry", "RollbackError", "Runtime", "Sampler", "Slot",
+    "SnapshotLimits", "SnapshotPool", "StateConsumedError", "StateError", "UnsupportedError",
+    "Window", "capture", "clear_refusal", "commit", "copy", "default_registry",
+    "differing_planes", "equal", "estimate", "estimate_growth", "exchange", "extend",
+    "is_refused", "load", "planes", "put_rows", "ssm", "step", "take_rows", "validate", "verify",
 ]  # fmt: skip

@@ -518,3 +518,55 @@ def test_s54_rounds_of_speculation_are_plain_decoding(name, strategy, data):
         for row, kept in enumerate(window.num_accepted):
             tokens[row] += window.tokens[row, :kept].tolist()
         same(name, seq, tokens)
+
+
+# Checkpoints in a prefix cache.
+
+
+def cached(name="digit", **options):
+    case = cases()[name]
+    return sc.PrefixCache(case.backend, case.params, capacity=CAPACITY, **options)
+
+
+def test_s36_s37_checkpoints_while_decoding():
+    """S36, S37, S40, SB03: due by the tokens held, once a boundary, registered at the true count."""
+    cache = cached(num_slots=8, block_size=2, interval=2)
+    assert ssm.snapshot_occupancy(cache) == (0, 8)
+    seq = start(prompt=[[1, 2, 3], [1, 2, 3]])
+    kept = []
+    for token in range(6):
+        opened, _ = ssm.verify(None, seq, [[token, token], [token, token]])
+        seq = ssm.marconi_checkpoint(ssm.commit_accepted_prefix(opened, [2, 1], 2), cache)
+        kept.append(ssm.snapshot_occupancy(cache)[0])
+    # Lengths 5 7 9 11 13 15 and 4 5 6 7 8 9: blocks 2 3 4 5 6 7 and 2 2 3 3 4 4, due at 2, 4 and 6.
+    assert kept == [2, 2, 3, 3, 5, 5]
+    hit = cache.lookup([*seq.tokens[0][:5].tolist(), 9])
+    assert hit.num_tokens == 5  # not floored to 4
+    case = cases()["digit"]
+    restored = cache.restore(case.backend.init(None, batch=1, capacity=CAPACITY), 0, hit)
+    testing.assert_same(case.backend, restored, stepped("digit", [seq.tokens[0][:5].tolist()]), law="S37", case="5")
+
+
+def test_s38_s39_only_committed_tokens_and_never_a_failure():
+    """S38, S39, F26: an open window is refused; a cache without room is no error."""
+    opened, _ = ssm.verify(None, start(), WINDOW)
+    refuses(sc.LifecycleError, lambda: ssm.marconi_checkpoint(opened, cached()), opened.state, "committed")
+    seq = ssm.commit_accepted_prefix(opened, 4, 4)
+    none = cached(num_slots=0, block_size=1, interval=1)
+    assert ssm.marconi_checkpoint(seq, none).lengths.tolist() == [7, 7]
+    assert ssm.snapshot_occupancy(none) is None
+
+
+def test_s26_a_save_that_fails_leaves_the_ring_as_it_was(monkeypatch):
+    """S26: the entry and the planes change together or not at all."""
+    seq = ssm.save_ring(start())
+
+    def fail(*args):
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setitem(seq.backend.compiled, ("save ring",), fail)
+        with pytest.raises(MemoryError):
+            ssm.save_ring(seq)
+    assert [entry.slot for entry in seq.ring.entries] == [0]
+    same("digit", ssm.restore_ring(seq, 0), PROMPT)

@@ -6,6 +6,8 @@ from statecore.ssm._boundary import apply_boundary_rollback as apply_boundary_ro
 from statecore.ssm._boundary import boundary_mask as boundary_mask
 from statecore.ssm._boundary import plan_boundary_rollback as plan_boundary_rollback
 from statecore.ssm._finite import check_finite as check_finite
+from statecore.ssm._marconi import marconi_checkpoint as marconi_checkpoint
+from statecore.ssm._marconi import snapshot_occupancy as snapshot_occupancy
 from statecore.ssm._operations import begin as begin
 from statecore.ssm._operations import checkpoint as checkpoint
 from statecore.ssm._operations import commit_accepted_prefix as commit_accepted_prefix
@@ -34,7 +36,7 @@ __all__ = [
     "Decision", "Decline", "Plan", "Ring", "RingDepth", "SequenceState",
     "apply_boundary_rollback", "begin", "boundary_mask", "check_finite", "checkpoint",
     "choose_ring_slots", "commit_accepted_prefix", "extend", "fit_ring_slots",
-    "has_ssm_layers", "parse_ring_slots", "plan", "plan_boundary_rollback", "restore_ring",
-    "ring_slots", "rollback", "rollback_unsupported", "save_ring", "start_checkpoint",
+    "has_ssm_layers", "marconi_checkpoint", "parse_ring_slots", "plan", "plan_boundary_rollback", "restore_ring",
+    "ring_slots", "rollback", "rollback_unsupported", "save_ring", "snapshot_occupancy", "start_checkpoint",
     "start_rollback_and_checkpoint", "step", "sync", "verify",
 ]  # fmt: skip

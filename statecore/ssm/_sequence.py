@@ -61,6 +61,7 @@ class SequenceState:
     checkpoint: at most one.
     opened: at most one window.
     pending: arrays that an asynchronous operation has dispatched and nobody has waited for.
+    marked: by sequence, the full blocks of tokens at its last checkpoint in a prefix cache.
     """
 
     backend: Backend
@@ -73,6 +74,7 @@ class SequenceState:
     checkpoint: Checkpoint | None = None
     opened: OpenWindow | None = None
     pending: tuple[Any, ...] = ()
+    marked: tuple[int, ...] = ()
 
     @property
     def lengths(self) -> np.ndarray:
