@@ -15,7 +15,7 @@ demo: $(READY)  ## show and check everything on the embedded model
 	$(BIN)/statecore demo
 
 test: $(READY)  ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: $(READY)  ## style, types and layers
 	$(BIN)/ruff check .

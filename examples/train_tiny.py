@@ -82,12 +82,12 @@ def held_out_loss(config: TinyHybridConfig, params: dict, plays: list[np.ndarray
     loss = jax.jit(partial(mean_loss, config))
     rows = [play[i : i + length + 1] for play in plays for i in range(0, len(play) - 1, length)]
     total = count = 0
-    whole = np.stack([row for row in rows if len(row) == length + 1]).astype(np.int32)
-    tails = [row.astype(np.int32)[None] for row in rows if len(row) <= length]
-    batches = [whole[i : i + 16] for i in range(0, len(whole), 16)] + tails
+    whole = [row for row in rows if len(row) == length + 1]
+    batches = [np.stack(whole[i : i + 16]) for i in range(0, len(whole), 16)]
+    batches += [row[None] for row in rows if len(row) <= length]
     for batch in batches:
         size = batch.shape[0] * (batch.shape[1] - 1)
-        total, count = total + float(loss(params, batch)) * size, count + size
+        total, count = total + float(loss(params, batch.astype(np.int32))) * size, count + size
     return total / count
 
 

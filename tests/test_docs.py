@@ -49,7 +49,7 @@ def test_example_train_tiny(tmp_path, monkeypatch, capsys):
     plays = script["load_plays"](archive)
     assert "sonnets" not in plays and set(script["HELD_OUT"]) < set(plays)
     output = tmp_path / "weights.safetensors"
-    options = ["--steps", "2", "--batch", "2", "--length", "24"]
+    options = ["--steps", "2", "--batch", "2", "--length", "24", "--eval-length", "64"]
     monkeypatch.setattr(sys, "argv", ["train_tiny.py", "--output", str(output), "--data", str(archive), *options])
     script["main"]()
     printed = capsys.readouterr().out
