@@ -6,7 +6,10 @@ import time
 import pytest
 from rich.console import Console
 
+import statecore as sc
+from bench import ssm
 from bench.harness import Case, Fact, compare, measure, print_records, write_json
+from statecore import testing
 
 
 def sleeping(seconds: float) -> Case:
@@ -36,3 +39,16 @@ def test_the_two_run_in_turn_and_setup_is_not_timed():
 def test_too_few_pairs_are_refused():
     with pytest.raises(ValueError, match="15"):
         compare("few", sleeping(0.0), sleeping(0.0), num_pairs=14)
+
+
+def test_both_forms_of_the_recurrence_are_steps():
+    """What `bench/ssm.py` times gives the right state: masked and closed."""
+    shape = ssm.Shape(num_layers=2, num_heads=3, head_size=4, state_size=8)
+    params = ssm.make_params(shape)
+    for replay in (ssm.replay_masked, ssm.replay_closed):
+        backend = ssm.make_backend(shape, replay)
+        state = backend.init(params, batch=2, capacity=16)
+        state, _ = sc.extend(backend, params, state, [[1, 2, 3], [3, 2, 1]])
+        for counts in ([3, 1], [0, 4]):
+            window = [[4, 5, 6, 7], [0, 1, 2, 3]]
+            testing.check_commit(backend, params, state, window, counts, tolerance=1e-5)
