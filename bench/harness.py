@@ -86,7 +86,23 @@ class Timing:
     goal: str = ""
 
 
-Record = Ratio | Timing
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fact:
+    """A number that is the same on every machine or nearly so: bytes, compiles, a difference.
+
+    name: of the fact.
+    what: what was counted.
+    value: the number.
+    goal: what it should be, as text; empty if nothing is asked of it.
+    """
+
+    name: str
+    what: str
+    value: float
+    goal: str = ""
+
+
+Record = Ratio | Timing | Fact
 
 
 def compare(name: str, a: Case, b: Case, *, num_pairs: int = MIN_PAIRS, repeat: int = 1, goal: str = "") -> Ratio:
@@ -161,13 +177,16 @@ def _one_timing(case: Case, repeat: int) -> float:
 
 
 def print_records(console: Console, records: Sequence[Record]) -> None:
-    """Prints ratios and times as a table each."""
+    """Prints ratios, times and facts as a table each."""
     ratios = [record for record in records if isinstance(record, Ratio)]
     timings = [record for record in records if isinstance(record, Timing)]
     if ratios:
         console.print(_ratio_table(ratios))
     if timings:
         console.print(_timing_table(timings))
+    facts = [record for record in records if isinstance(record, Fact)]
+    if facts:
+        console.print(_fact_table(facts))
 
 
 def _ratio_table(ratios: Sequence[Ratio]) -> Table:
@@ -194,6 +213,17 @@ def _timing_table(timings: Sequence[Timing]) -> Table:
     for row in timings:
         spread = [format_seconds(value) for value in (row.median, row.p10, row.p90)]
         table.add_row(row.name, row.what, *spread, str(row.num_runs), row.goal)
+    return table
+
+
+def _fact_table(facts: Sequence[Fact]) -> Table:
+    table = Table(title="What was counted")
+    table.add_column("name")
+    table.add_column("what")
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("goal")
+    for row in facts:
+        table.add_row(row.name, row.what, f"{row.value:.3g}", row.goal)
     return table
 
 

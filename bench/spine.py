@@ -34,6 +34,7 @@ class Sizes:
     large_mib: size of the state that is exchanged, against one of 1 MiB.
     batch: sequences of the commit that is compared with a copy of its planes.
     num_tokens: tokens of one generation.
+    shapes: names of the recurrent shapes in `bench/ssm.py`.
     """
 
     num_pairs: int
@@ -41,10 +42,11 @@ class Sizes:
     large_mib: int
     batch: int
     num_tokens: int
+    shapes: tuple[str, ...]
 
 
-FULL = Sizes(num_pairs=31, state_mib=64, large_mib=256, batch=64, num_tokens=128)
-QUICK = Sizes(num_pairs=MIN_PAIRS, state_mib=16, large_mib=64, batch=32, num_tokens=64)
+FULL = Sizes(num_pairs=31, state_mib=64, large_mib=256, batch=64, num_tokens=128, shapes=("130M", "2.7B/8"))
+QUICK = Sizes(num_pairs=MIN_PAIRS, state_mib=16, large_mib=64, batch=32, num_tokens=64, shapes=("130M/6",))
 
 
 # Synthetic states.
