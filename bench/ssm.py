@@ -280,7 +280,7 @@ def ring(sizes: Sizes) -> Iterator[Record]:
         for num_slots in (1, _RING_SLOTS):
             seq = ssm.save_ring(_begin(bed, num_slots))
             cases = {
-                "save": Case(what=f"ssm.save_ring, {num_slots} slots", call=lambda s=seq: ssm.save_ring(s).ring_planes),
+                "save": Case(what=f"ssm.save_ring, {num_slots} slots", call=lambda s=seq: ssm.save_ring(s).saved),
                 "restore": Case(
                     what=f"ssm.restore_ring, {num_slots} slots", call=lambda s=seq: ssm.restore_ring(s, 0).state
                 ),

@@ -1,5 +1,7 @@
 """Seed 2 on values: checkpoint, verify, rollback, commit, ring, boundary, async."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -404,6 +406,24 @@ def test_s31_ring_fit():
     assert fit(180, most=3) == 2
 
 
+def test_saves_copy_nothing_and_survive_donation():
+    """A save is by reference; donating steps write elsewhere, and the slots keep their bits."""
+    seq = start(ring_slots=3)
+    points = []
+    for token in (4, 5, 6):
+        seq = ssm.save_ring(seq)
+        points.append(host(seq.state))
+        leaves = seq.backend.layout.leaves(seq.state)
+        assert all(leaves[i] is plane for i, plane in seq.saved[len(points) - 1].items())
+        for _ in range(2):
+            seq, _ = ssm.step(None, seq, [token, token], donate=True)
+    assert seq.ring.next_slot == 0
+    back = ssm.restore_ring(seq, 1)
+    assert str(testing.digit_rows(back.state)) == str(testing.digit_rows(points[1]))
+    assert sorted(back.saved) == [0, 1]
+    refuses(sc.RollbackError, lambda: ssm.restore_ring(back, 2), back.state, "rolled back past")
+
+
 # Boundaries.
 
 MASK = np.arange(10) == 0  # token 0 ends a sentence
@@ -561,12 +581,130 @@ def test_s26_a_save_that_fails_leaves_the_ring_as_it_was(monkeypatch):
     """S26: the entry and the planes change together or not at all."""
     seq = ssm.save_ring(start())
 
-    def fail(*args):
+    def fail(*args, **options):
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setitem(seq.backend.compiled, ("save ring",), fail)
+        patched.setattr(dataclasses, "replace", fail)
         with pytest.raises(MemoryError):
             ssm.save_ring(seq)
     assert [entry.slot for entry in seq.ring.entries] == [0]
     same("digit", ssm.restore_ring(seq, 0), PROMPT)
+
+
+# What goes back drops what was kept of the tokens that are gone.
+
+
+def test_a_checkpoint_does_not_survive_going_back_past_it():
+    """F10: otherwise a rollback would jump into another history."""
+    seq = ssm.save_ring(start(prompt=[[1, 2]]))
+    seq, _ = ssm.extend(None, seq, [[3, 4]])
+    seq = ssm.restore_ring(ssm.checkpoint(seq), 0)
+    refuses(sc.RollbackError, lambda: ssm.rollback(seq, 0), seq.state, "no checkpoint")
+    seq, _ = ssm.extend(None, seq, [[7, 8]])
+    refuses(sc.RollbackError, lambda: ssm.rollback(seq, 0), seq.state, "no checkpoint")
+    same("digit", seq, [[1, 2, 7, 8]])
+
+
+def test_a_ragged_rollback_drops_saves_of_any_dropped_token():
+    seq = start(prompt=[[1, 2, 3], [1, 2, 3]])
+    opened, _ = ssm.verify(None, seq, [[4], [4]], num_valid=[0, 1])
+    uneven = ssm.checkpoint(ssm.commit_accepted_prefix(opened, [0, 1], 1))
+    level, _ = ssm.extend(None, uneven, [[5], [0]], num_valid=[1, 0])
+    back = ssm.rollback(ssm.save_ring(level), 0)
+    assert back.ring.entries == () and back.saved == {}
+    refuses(sc.RollbackError, lambda: ssm.restore_ring(back, 0), back.state)
+
+
+def test_stale_decisions_are_refused():
+    """S28: planned at another length, or its slot was used again."""
+    seq = texted([1, 0, 2, 3], ring_slots=1, save_at=(2,))
+    decision = decide(seq)
+    later, _ = ssm.step(None, seq, [4])
+    overwritten = ssm.save_ring(seq)
+    for moved in (later, overwritten, ssm.apply_boundary_rollback(seq, decision)):
+        refuses(
+            sc.RollbackError,
+            lambda moved=moved: ssm.apply_boundary_rollback(moved, decision),
+            moved.state,
+            "Plan again",
+        )
+    plain = begun(attention_backend(), prompt=[9, 1, 0, 2, 3])
+    decision = decide(plain)
+    back = ssm.apply_boundary_rollback(plain, decision)
+    refuses(sc.RollbackError, lambda: ssm.apply_boundary_rollback(back, decision), back.state, "Plan again")
+    for options in ({"num_prompt": -1}, {"min_drop": -1}):
+        with pytest.raises(sc.GeometryError):
+            ssm.plan_boundary_rollback(seq, MASK, **({"num_prompt": 1, "min_drop": 1} | options))
+    with pytest.raises(sc.RollbackError, match="mask has 2"):
+        decide(seq, mask=MASK[:2])
+
+
+def test_tokens_and_slots_are_whole_numbers():
+    backend = cases()["digit"].backend
+    state, _ = sc.extend(backend, None, backend.init(None, capacity=8), [[1, 2]])
+    for tokens in ([[1.7, 2.9]], [[-1, 2]], [[[1, 2], [3, 4]]], [[2**40, 1]], ["ab"]):
+        with pytest.raises(sc.GeometryError):
+            ssm.begin(backend, state, tokens=tokens)
+    for slots in (-1, 1.5, "auto", True):
+        with pytest.raises(sc.GeometryError, match="ring_slots"):
+            ssm.begin(backend, state, tokens=[[1, 2]], ring_slots=slots)
+    seq = ssm.begin(backend, state, tokens=[[1, 2]], ring_slots=2)
+    for slot in (0.5, True, "0"):
+        with pytest.raises(sc.GeometryError, match="slot"):
+            ssm.save_ring(seq, slot)
+    for k in (0, -3, 1.5):
+        with pytest.raises(sc.GeometryError, match="k must"):
+            ssm.plan(backend.geometry(None, capacity=8), k, None)
+
+
+def test_a_failed_rollback_leaves_the_window_open():
+    """The checkpoint's planes were donated elsewhere; the window can still be committed."""
+    begun_at = start()
+    pinned = ssm.checkpoint(begun_at)
+    moved, _ = ssm.step(None, pinned, [2, 2])
+    opened, _ = ssm.verify(None, moved, WINDOW)
+    ssm.step(None, begun_at, [9, 9], donate=True)
+    refuses(sc.StateConsumedError, lambda: ssm.rollback(opened, 0), opened.state)
+    same("digit", ssm.commit_accepted_prefix(opened, 1, 4), [PROMPT[0] + [2, 4], PROMPT[1] + [2, 1]])
+
+
+def test_started_work_may_be_donated_before_it_is_synced():
+    seq, _ = ssm.verify(None, ssm.checkpoint(start()), WINDOW)
+    seq = ssm.start_rollback_and_checkpoint(seq, 2)
+    seq, _ = ssm.step(None, seq, [9, 9], donate=True)
+    same("digit", ssm.sync(seq), [PROMPT[0] + [4, 5, 9], PROMPT[1] + [1, 2, 9]])
+
+
+def test_consumed_sequences_say_so():
+    seq = start()
+    ssm.step(None, seq, [1, 2], donate=True)
+    for call in (ssm.checkpoint, ssm.save_ring, ssm.check_finite, lambda s: ssm.step(None, s, [1, 2])):
+        with pytest.raises(sc.StateConsumedError):
+            call(seq)
+
+
+def test_sequences_do_not_run_inside_a_trace():
+    seq = start()
+    with pytest.raises(sc.UnsupportedError, match="trace"):
+        jax.jit(lambda t: ssm.step(None, seq, t)[1])(jnp.array([1, 2]))
+
+
+def test_checkpoints_are_due_again_after_a_rollback():
+    """S36: and a cache of another backend is refused."""
+    cache = cached(block_size=2, interval=1)
+    seq = ssm.checkpoint(start(prompt=[[1, 2]]))
+    ahead, _ = ssm.extend(None, seq, [[3, 4]])
+    other, _ = ssm.extend(None, ssm.rollback(ssm.marconi_checkpoint(ahead, cache), 0), [[7, 8]])
+    ssm.marconi_checkpoint(other, cache)
+    assert cache.lookup([1, 2, 7, 8, 9]).num_tokens == 4
+    with pytest.raises(sc.IdentityError):
+        ssm.marconi_checkpoint(seq, cached("digit-own"))
+
+
+def test_saves_prefer_free_slots():
+    """S24: an explicit slot does not make the next save evict while others are free."""
+    ring = ssm.Ring(4)
+    for slot in (1, 0):
+        ring, _ = ring.record(slot + 5, slot)
+    assert ring.next_slot == 2

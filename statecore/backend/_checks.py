@@ -4,6 +4,8 @@ They take lengths as NumPy arrays, so that a caller who keeps a mirror of them n
 waits for the device.
 """
 
+from numbers import Integral
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +28,13 @@ def host_ints(value: IntLike, what: str) -> np.ndarray:
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise GeometryError(f"{what} must be integers, but are {array.dtype}.")
     return array.astype(np.int64)
+
+
+def whole(value: object, what: str, *, least: int = 0) -> int:
+    """Returns `value` as an int; raises GeometryError unless it is a whole number of at least `least`."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Integral) or int(value) < least:
+        raise GeometryError(f"{what} must be a whole number of at least {least}, but is {value!r}.")
+    return int(value)
 
 
 def check_logits(logits: str) -> None:

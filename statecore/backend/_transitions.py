@@ -137,6 +137,8 @@ def verify(
       GeometryError, CapacityError, StateConsumedError, RefusedError, AliasError: as `step`.
     """
     mode = check_mode(backend, mode)
+    if not is_traced(tokens):
+        tokens = _checks.host_ints(tokens, "tokens")
     _checks.check_window(np.shape(tokens))
     if is_traced(state, tokens, num_valid):
         if num_valid is None:

@@ -237,6 +237,7 @@ class Generation:
         """
         self._check_owner()
         self._check_driver(snapshot.driver)
+        self.runtime.abandon()
         if snapshot.run.run_id is not self._run.run_id:
             raise IdentityError(
                 "This snapshot belongs to another branch of the generation. Restore it where it was taken, or "

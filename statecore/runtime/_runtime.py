@@ -249,6 +249,11 @@ class Runtime:
             self._install(state, self.lengths + counts)
         self._check_position("commit")
 
+    def abandon(self) -> None:
+        """Closes an open window with none of its rows kept; does nothing if none is open."""
+        if self._installed.window is not None:
+            self.commit(0)
+
     def check_prompt(self, rows: list[list[int]]) -> None:
         """Raises GeometryError if a token of `rows` is outside the vocabulary."""
         for row in rows:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from statecore._errors import RollbackError, UnsupportedError
-from statecore.backend import Tokenizer
+from statecore.backend import Tokenizer, checks
 from statecore.ssm._operations import check_can_go_back, has_ssm_layers, rollback_unsupported, went_back
 from statecore.ssm._saves import restore_ring
 from statecore.ssm._sequence import SequenceState
@@ -41,12 +41,16 @@ class Decision:
     keep: output tokens kept, the boundary included.
     dropped: output tokens dropped.
     slot: the ring slot to restore; None for a state without recurrent planes.
+    planned_at: tokens the sequence held when this was decided; it is stale at any other length.
+    target: tokens the sequence holds afterwards.
     """
 
     decline: Decline | None = None
     keep: int = 0
     dropped: int = 0
     slot: int | None = None
+    planned_at: int = 0
+    target: int = 0
 
 
 def boundary_mask(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
@@ -82,6 +86,8 @@ def plan_boundary_rollback(
     Raises:
       UnsupportedError: the state has more than one sequence.
     """
+    checks.whole(num_prompt, "num_prompt")
+    checks.whole(min_drop, "min_drop")
     if len(seq.tokens) != 1:
         raise UnsupportedError(f"A boundary rollback is of one text, but this state has {len(seq.tokens)} sequences.")
     reasons = (
@@ -102,12 +108,15 @@ def plan_boundary_rollback(
 def _search(seq: SequenceState, mask: np.ndarray, output: Sequence[int], num_prompt: int, min_drop: int) -> Decision:
     decline = Decline.NO_BOUNDARY
     for index in range(len(output) - 1 - min_drop, -1, -1):
+        if output[index] >= len(mask):
+            raise RollbackError(f"The boundary mask has {len(mask)} tokens, but the text has token {output[index]}.")
         if not mask[output[index]]:
             continue
         keep = index + 1
         slot = seq.ring.slot_at(num_prompt + keep) if has_ssm_layers(seq) else None
         if slot is not None or not has_ssm_layers(seq):
-            return Decision(keep=keep, dropped=len(output) - keep, slot=slot)
+            dropped, target = len(output) - keep, num_prompt + keep
+            return Decision(keep=keep, dropped=dropped, slot=slot, planned_at=num_prompt + len(output), target=target)
         decline = Decline.NO_SNAPSHOT
     return Decision(decline=decline)
 
@@ -120,6 +129,12 @@ def apply_boundary_rollback(seq: SequenceState, decision: Decision) -> SequenceS
     """
     if decision.decline is not None:
         raise RollbackError(f"The rollback was declined: {decision.decline.value}.")
+    held = None if decision.slot is None else seq.ring.slot_at(decision.target)
+    if seq.lengths.tolist() != [decision.planned_at] or held != decision.slot:
+        raise RollbackError(
+            f"This decision was made at {decision.planned_at} tokens, to go back to {decision.target} in ring slot "
+            f"{decision.slot}; the sequence has moved since. Plan again."
+        )
     if decision.slot is not None:
         return restore_ring(seq, decision.slot)
     lengths = seq.lengths - decision.dropped

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from statecore._errors import NonFiniteError
+from statecore._pytree import check_alive
 from statecore.ssm._sequence import SequenceState
 
 
@@ -15,9 +16,10 @@ def check_finite(seq: SequenceState) -> SequenceState:
     would make warm and cold states drift apart.
 
     Raises:
-      NonFiniteError: names the planes and sequences that hold NaN or an infinity.
+      NonFiniteError: names the planes that hold NaN or an infinity.
     """
     layout = seq.backend.layout
+    check_alive(layout.named(seq.state), "sequence")
     indices = [i for i in layout.indices("recurrent", "shift")]
     leaves = layout.leaves(seq.state)
     run = seq.backend.compile(

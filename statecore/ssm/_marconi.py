@@ -3,16 +3,17 @@
 import dataclasses
 from typing import Protocol
 
-from statecore._errors import LifecycleError
+from statecore._errors import IdentityError, LifecycleError
 from statecore._typing import IntLike, PyTree
+from statecore.backend import Backend
 from statecore.ssm._sequence import SequenceState
 
 
 class Cache(Protocol):
     """What is asked of a prefix cache; `statecore.PrefixCache` is one."""
 
-    @property
-    def block_size(self) -> int: ...
+    backend: Backend
+    block_size: int
 
     def occupancy(self) -> tuple[int, int] | None: ...
 
@@ -33,14 +34,17 @@ def marconi_checkpoint(seq: SequenceState, cache: Cache) -> SequenceState:
 
     Raises:
       LifecycleError: a window is open.
+      IdentityError: the cache is of another backend.
     """
     if seq.opened is not None:
         raise LifecycleError("A window is open: only committed tokens may enter a prefix cache. Resolve it first.")
+    if cache.backend is not seq.backend:
+        raise IdentityError(f"The cache is of {cache.backend!r}, another backend than the sequence's.")
     marked = list(seq.marked or (0,) * len(seq.tokens))
     for row, tokens in enumerate(seq.tokens):
         if cache.should_checkpoint(len(tokens), marked[row]):
-            cache.insert(seq.state, tokens, row)
-            marked[row] = len(tokens) // cache.block_size
+            if cache.insert(seq.state, tokens, row):
+                marked[row] = len(tokens) // cache.block_size
     return dataclasses.replace(seq, marked=tuple(marked))
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from statecore._errors import GeometryError, IdentityError, LifecycleError, RollbackError
-from statecore._pytree import check_alive
+from statecore._errors import GeometryError, IdentityError, LifecycleError, RollbackError, UnsupportedError
+from statecore._pytree import check_alive, is_traced
 from statecore._typing import IntLike, PyTree
 from statecore.backend import Backend, checks, launch
 from statecore.backend import commit as commit_window
@@ -46,7 +46,8 @@ def begin(
     check_alive(backend.layout.named(state))
     lengths = checks.host_ints(backend.layout.lengths(state), "position")
     checks.check_lengths(lengths)
-    rows = [np.array(row, np.int32) for row in ([[]] * len(lengths) if tokens is None else tokens)]
+    rows = [_history(row) for row in ([[]] * len(lengths) if tokens is None else tokens)]
+    checks.whole(ring_slots, "ring_slots")
     if [len(row) for row in rows] != lengths.tolist():
         raise GeometryError(
             f"The state holds {lengths.tolist()} tokens, but {[len(row) for row in rows]} were given. A sequence must "
@@ -60,6 +61,13 @@ def begin(
         highest=lengths,
         ring=Ring(ring_slots),
     )
+
+
+def _history(row: IntLike) -> np.ndarray:
+    array = checks.host_ints(row, "tokens")
+    if array.ndim != 1 or (array.size and not 0 <= array.min() <= array.max() < 2**31):
+        raise GeometryError(f"`tokens` must hold a list of token ids for each sequence, but one is {row!r}.")
+    return array.astype(np.int32)
 
 
 def has_ssm_layers(seq: SequenceState) -> bool:
@@ -83,7 +91,7 @@ def step(
       LifecycleError: a window is open.
       GeometryError, CapacityError, StateConsumedError: as `statecore.step`.
     """
-    _check_closed(seq)
+    _check_closed(seq, tokens)
     array = checks.check_tokens(tokens, len(seq.tokens), 1)
     array = checks.check_vocab(array, None, seq.backend.vocab_size(params, seq.state))
     _check_room(seq, np.ones_like(seq.lengths))
@@ -106,7 +114,7 @@ def extend(
       LifecycleError: a window is open.
       GeometryError, CapacityError, StateConsumedError: as `statecore.extend`.
     """
-    _check_closed(seq)
+    _check_closed(seq, tokens, num_valid)
     state, found = extend_state(seq.backend, params, seq.state, tokens, num_valid=num_valid, logits=logits)
     array = np.array(tokens)
     counts = checks.check_rows_counts(num_valid, len(seq.tokens), array.shape[1], "num_valid")
@@ -123,6 +131,7 @@ def checkpoint(seq: SequenceState) -> SequenceState:
       LifecycleError: a window is open.
     """
     _check_closed(seq)
+    check_alive(seq.backend.layout.named(seq.state), "sequence")
     leaves = seq.backend.layout.leaves(seq.state)
     planes = {i: leaves[i] for i in seq.backend.layout.indices(*_KEPT)}
     return dataclasses.replace(seq, checkpoint=Checkpoint(planes=planes, lengths=seq.lengths))
@@ -141,7 +150,7 @@ def verify(
       RollbackError: a ring could not undo a window this wide.
       GeometryError, CapacityError, StateConsumedError: as `statecore.verify`.
     """
-    _check_closed(seq)
+    _check_closed(seq, tokens, num_valid)
     mode = "fast" if seq.strategy == "replay" else "exact"
     window = verify_state(seq.backend, params, seq.state, tokens, num_valid=num_valid, mode=mode)
     array = np.array(tokens)
@@ -178,10 +187,9 @@ def rollback(seq: SequenceState, num_accepted: IntLike) -> SequenceState:
                 f"{seq.lengths.tolist()}: rows after the checkpoint are not rows of this window. Checkpoint right "
                 "before the verify, or resolve the window with `commit_accepted_prefix`."
             )
-        _check_opaque_at_all(seq)
-        _check_rings(seq, seq.checkpoint.lengths)
+        gone = _to_checkpoint(dataclasses.replace(seq, opened=None), counts)
         _serve(seq.opened)
-        return _to_checkpoint(dataclasses.replace(seq, opened=None), counts)
+        return gone
     return _resolved(seq, counts)
 
 
@@ -271,19 +279,21 @@ def _to_checkpoint(seq: SequenceState, counts: np.ndarray) -> SequenceState:
 def went_back(seq: SequenceState, state: PyTree, lengths: np.ndarray) -> SequenceState:
     """Returns the sequence at `lengths` `[B]` of its own tokens, with the planes of `state`."""
     tokens = tuple(row[:length] for row, length in zip(seq.tokens, lengths, strict=True))
-    ring = seq.ring.truncated(int(lengths.max(initial=0)))
-    return dataclasses.replace(seq, state=state, tokens=tokens, ring=ring)
+    # What was kept of tokens that are now gone belongs to another history.
+    ring = seq.ring.truncated(int(lengths.min()))
+    saved = {entry.slot: seq.saved[entry.slot] for entry in ring.entries}
+    kept = seq.checkpoint
+    if kept is not None and (kept.lengths > lengths).any():
+        kept = None
+    return dataclasses.replace(
+        seq, state=state, tokens=tokens, ring=ring, saved=saved, checkpoint=kept, marked=(), pending=()
+    )
 
 
 def check_can_go_back(seq: SequenceState, lengths: np.ndarray) -> None:
     """Raises RollbackError unless every plane can go back to `lengths` `[B]`."""
     _check_opaque_moved(seq, lengths)
     _check_rings(seq, lengths)
-
-
-def _check_opaque_at_all(seq: SequenceState) -> None:
-    if rollback_unsupported(seq):
-        _raise_opaque(seq)
 
 
 def _check_opaque_moved(seq: SequenceState, lengths: np.ndarray) -> None:
@@ -309,7 +319,12 @@ def _check_rings(seq: SequenceState, lengths: np.ndarray) -> None:
         )
 
 
-def _check_closed(seq: SequenceState) -> None:
+def _check_closed(seq: SequenceState, *args: object) -> None:
+    if is_traced(seq.state, args):
+        raise UnsupportedError(
+            "A sequence keeps its tokens on the host, so its operations cannot run inside a trace. Use `sc.step`, "
+            "`sc.verify` and `sc.commit` there."
+        )
     if seq.opened is not None:
         raise LifecycleError(
             "A window is open: `rollback` or `commit_accepted_prefix` resolves it, and nothing else is possible before."
@@ -345,11 +360,10 @@ def _check_room(seq: SequenceState, counts: np.ndarray) -> None:
 
 
 def _shared(seq: SequenceState) -> tuple[int, ...]:
-    """Returns the indices of the live planes that the checkpoint refers to."""
-    if seq.checkpoint is None:
-        return ()
+    """Returns the indices of the live planes that the checkpoint or a ring slot refers to."""
     leaves = seq.backend.layout.leaves(seq.state)
-    return tuple(i for i, plane in seq.checkpoint.planes.items() if leaves[i] is plane)
+    kept = [*seq.saved.values(), *([] if seq.checkpoint is None else [seq.checkpoint.planes])]
+    return tuple(sorted({i for planes in kept for i, plane in planes.items() if leaves[i] is plane}))
 
 
 def _advanced(seq: SequenceState, state: PyTree, tokens: np.ndarray, counts: np.ndarray) -> SequenceState:
@@ -357,4 +371,4 @@ def _advanced(seq: SequenceState, state: PyTree, tokens: np.ndarray, counts: np.
     pairs = zip(seq.tokens, tokens, counts, strict=True)
     appended = tuple(np.concatenate([row, new[:count].astype(np.int32)]) for row, new, count in pairs)
     highest = np.maximum(seq.highest, seq.lengths + counts)
-    return dataclasses.replace(seq, state=state, tokens=appended, highest=highest)
+    return dataclasses.replace(seq, state=state, tokens=appended, highest=highest, pending=())

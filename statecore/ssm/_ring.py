@@ -3,6 +3,7 @@
 import dataclasses
 
 from statecore._errors import RollbackError
+from statecore.backend import checks
 
 # A loop in the text is noticed after a few repetitions; the last clean boundary must
 # still be in the ring then.
@@ -41,7 +42,7 @@ class Ring:
         Raises:
           RollbackError: the ring has no slots, or no such slot.
         """
-        slot = self.next_slot if slot is None else slot
+        slot = self.next_slot if slot is None else checks.whole(slot, "A ring slot", least=-(2**31))
         if not 0 <= slot < self.num_slots:
             raise RollbackError(
                 f"Ring slot {slot} does not exist: the ring has {self.num_slots} slots. Begin the sequence with more "
@@ -50,7 +51,7 @@ class Ring:
         # By ownership, not by age: after a truncation the oldest entry may own another slot.
         others = tuple(entry for entry in self.entries if entry.slot != slot)
         entries = (*others, Entry(position, slot))
-        return dataclasses.replace(self, entries=entries, next_slot=(slot + 1) % self.num_slots), slot
+        return self._with(entries), slot
 
     def slot_at(self, position: int) -> int | None:
         """Returns the slot that holds exactly `position` tokens, the newest if there are several."""
@@ -63,6 +64,7 @@ class Ring:
         Raises:
           RollbackError: there is no such slot, or nothing was saved in it.
         """
+        slot = checks.whole(slot, "A ring slot", least=-(2**31))
         if not 0 <= slot < self.num_slots:
             raise RollbackError(f"Ring slot {slot} does not exist: the ring has {self.num_slots} slots.")
         for entry in self.entries:
@@ -75,12 +77,19 @@ class Ring:
     def truncated(self, length: int) -> "Ring":
         """Returns the ring without what was saved after `length` tokens.
 
-        The cursor follows the newest survivor, so that no survivor is evicted until every
-        free slot was used.
+        No survivor is evicted until every free slot was used.
         """
         kept = tuple(entry for entry in self.entries if entry.position <= length)
-        next_slot = (kept[-1].slot + 1) % self.num_slots if kept else 0
-        return dataclasses.replace(self, entries=kept, next_slot=next_slot)
+        return self._with(kept)
+
+    def _with(self, entries: tuple[Entry, ...]) -> "Ring":
+        """Returns a ring whose next slot is the first free one after the newest, else the oldest entry's."""
+        taken = {entry.slot for entry in entries}
+        after = entries[-1].slot + 1 if entries else 0
+        turn = [(after + i) % self.num_slots for i in range(self.num_slots)]
+        free = [slot for slot in turn if slot not in taken]
+        next_slot = free[0] if free else entries[0].slot if entries else 0
+        return dataclasses.replace(self, entries=entries, next_slot=next_slot)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,9 @@
-"""The ring's device side: saving recurrent planes into a slot, and taking them back."""
+"""The ring's device side, and the asynchronous variants.
+
+A save refers to the recurrent planes as they are, so it copies nothing; the next donating
+transition leaves what is referred to alone and writes elsewhere. What a slot held is free
+once it is overwritten or rolled back past.
+"""
 
 import dataclasses
 
@@ -6,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from statecore._errors import UnsupportedError
+from statecore._errors import RollbackError, UnsupportedError
+from statecore._pytree import check_alive
 from statecore._typing import IntLike
 from statecore.ssm._operations import check_can_go_back, checkpoint, rollback, went_back
 from statecore.ssm._sequence import SequenceState
@@ -21,7 +27,7 @@ def ring_slots(seq: SequenceState) -> int:
 
 
 def save_ring(seq: SequenceState, slot: int | None = None) -> SequenceState:
-    """Returns the sequence with its recurrent planes saved, bit for bit, in a ring slot.
+    """Returns the sequence with its recurrent planes kept, bit for bit, in a ring slot. Copies nothing.
 
     Args:
       seq: without an open window, all sequences of one length.
@@ -36,11 +42,7 @@ def save_ring(seq: SequenceState, slot: int | None = None) -> SequenceState:
     ring, slot = seq.ring.record(_one_length(seq), slot)
     leaves = seq.backend.layout.leaves(seq.state)
     live = {i: leaves[i] for i in seq.backend.layout.indices(*_SAVED)}
-    planes = seq.ring_planes
-    if planes is None:
-        planes = {i: jnp.zeros((ring.num_slots, *leaf.shape), leaf.dtype) for i, leaf in live.items()}
-    run = seq.backend.compile(("save ring",), lambda: jax.jit(_save))
-    return dataclasses.replace(seq, ring=ring, ring_planes=run(planes, live, np.int32(slot)))
+    return dataclasses.replace(seq, ring=ring, saved=seq.saved | {slot: live})
 
 
 def restore_ring(seq: SequenceState, slot: int) -> SequenceState:
@@ -54,14 +56,15 @@ def restore_ring(seq: SequenceState, slot: int) -> SequenceState:
     """
     checkpoint(seq)
     entry = seq.ring.entry_in(slot)
+    if entry.position > seq.lengths.min():
+        raise RollbackError(f"Ring slot {slot} holds {entry.position} tokens, but the sequences only {seq.lengths}.")
     lengths = np.full(len(seq.tokens), entry.position)
     check_can_go_back(seq, lengths)
     layout = seq.backend.layout
     leaves = layout.leaves(seq.state)
-    run = seq.backend.compile(("restore ring",), lambda: jax.jit(_load))
-    assert seq.ring_planes is not None  # the ring has an entry, so something was saved
-    for i, plane in run(seq.ring_planes, np.int32(slot)).items():
+    for i, plane in seq.saved[slot].items():
         leaves[i] = plane
+    check_alive(zip(layout.paths, leaves, strict=True), "ring slot")
     leaves[layout.position] = jnp.asarray(lengths, jnp.int32)
     return went_back(seq, layout.unflatten(leaves), lengths)
 
@@ -82,7 +85,10 @@ def start_rollback_and_checkpoint(seq: SequenceState, num_accepted: IntLike) -> 
 
 
 def sync(seq: SequenceState) -> SequenceState:
-    """Waits for what was started and raises its late errors; does nothing if nothing was."""
+    """Waits for what was started and raises its late errors; does nothing if nothing was.
+
+    A later transition waits for what it continues from, so it leaves nothing to sync.
+    """
     jax.block_until_ready(seq.pending)
     return dataclasses.replace(seq, pending=()) if seq.pending else seq
 
@@ -95,11 +101,3 @@ def _one_length(seq: SequenceState) -> int:
             "for each row, or save when they are level."
         )
     return lengths.pop()
-
-
-def _save(planes: dict[int, jax.Array], live: dict[int, jax.Array], slot: jax.Array) -> dict[int, jax.Array]:
-    return {i: jax.lax.dynamic_update_index_in_dim(plane, live[i], slot, 0) for i, plane in planes.items()}
-
-
-def _load(planes: dict[int, jax.Array], slot: jax.Array) -> dict[int, jax.Array]:
-    return {i: jax.lax.dynamic_index_in_dim(plane, slot, 0, keepdims=False) for i, plane in planes.items()}

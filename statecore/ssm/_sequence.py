@@ -56,8 +56,8 @@ class SequenceState:
     tokens: of each sequence, all that the state was fed.
     strategy: how a window is undone: `replay`, `select` or `rerun`.
     highest: `[B]`, the highest row ever written plus one, which limits what a ring can undo.
-    ring: the bookkeeping of the decode-rollback ring; its planes stay on the device.
-    ring_planes: by plane index, `[slots, ...]`; None before the first save.
+    ring: the bookkeeping of the decode-rollback ring.
+    saved: by ring slot, what was saved there: references, as in a checkpoint.
     checkpoint: at most one.
     opened: at most one window.
     pending: arrays that an asynchronous operation has dispatched and nobody has waited for.
@@ -70,7 +70,7 @@ class SequenceState:
     strategy: str
     highest: np.ndarray
     ring: Ring
-    ring_planes: dict[int, jax.Array] | None = None
+    saved: dict[int, dict[int, jax.Array]] = dataclasses.field(default_factory=dict)
     checkpoint: Checkpoint | None = None
     opened: OpenWindow | None = None
     pending: tuple[Any, ...] = ()

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from statecore._errors import BudgetError, UnsupportedError
-from statecore.backend import Backend
+from statecore.backend import Backend, checks
 from statecore.state import Geometry
 
 STRATEGIES = ("replay", "select", "rerun")
@@ -58,6 +58,7 @@ def plan(geometry: Geometry, k: int, budget: int | None) -> Plan:
     Raises:
       BudgetError: none fits; the message has the three costs.
     """
+    checks.whole(k, "k", least=1)
     costs = {
         "replay": _replay_bytes(geometry, k),
         "select": _select_bytes(geometry, k),
@@ -79,10 +80,13 @@ def _replay_bytes(geometry: Geometry, k: int) -> int | None:
 
 
 def _select_bytes(geometry: Geometry, k: int) -> int | None:
-    sizes = [plane.nbytes for plane in geometry.planes if plane.plane.kind in ("shift", "recurrent")]
-    if any(size is None for size in sizes):
-        return None
-    return k * sum(size for size in sizes if size is not None)
+    total = 0
+    for plane in geometry.planes:
+        times = {"shift": k, "recurrent": k, "opaque": 1}.get(plane.plane.kind, 0)
+        if times and plane.nbytes is None:
+            return None
+        total += times * (plane.nbytes or 0)
+    return total
 
 
 def _rerun_bytes(geometry: Geometry, k: int) -> int:

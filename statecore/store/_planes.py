@@ -31,6 +31,7 @@ def check_state(layout: Layout, state: PyTree, row: int) -> np.ndarray:
     """
     if is_traced(state, row):
         raise UnsupportedError("A store counts its slots on the host; save and restore outside of `jit`.")
+    checks.whole(row, "row", least=-(2**31))
     check_alive(layout.named(state))
     lengths = checks.host_ints(layout.lengths(state), "position")
     checks.check_lengths(lengths)

@@ -17,7 +17,7 @@ from statecore._errors import (
 )
 from statecore._pytree import is_deleted
 from statecore._typing import PyTree
-from statecore.backend import Backend
+from statecore.backend import Backend, checks
 from statecore.state import put, take
 from statecore.store import _planes
 from statecore.store._sizing import POOLED_KINDS, pool_bytes
@@ -76,8 +76,7 @@ class SnapshotPool:
         kinds: Sequence[str] = POOLED_KINDS,
     ):
         _check_kinds(backend, kinds)
-        if num_slots < 0:
-            raise GeometryError(f"A pool needs num_slots >= 0, but got {num_slots}.")
+        checks.whole(num_slots, "num_slots")
         self.backend = backend
         self.num_slots = num_slots
         self.kinds = tuple(kinds)
@@ -193,7 +192,16 @@ class SnapshotPool:
         """
         self._check(handle, "restore it")
         self._check_state(state, row)
+        self._check_room(state, handle)
         return _planes.write_row(self.backend, state, row, self.planes(handle), donate=donate)
+
+    def _check_room(self, state: PyTree, handle: SnapshotHandle) -> None:
+        """Raises CapacityError if the slot's tokens do not fit the append planes of `state`."""
+        layout = self.backend.layout
+        capacity, position = layout.capacity(layout.leaves(state)), self.planes(handle).get(layout.position)
+        if capacity is not None and position is not None:
+            held = checks.host_ints(position, "position")
+            checks.check_room(layout, held, np.zeros_like(held), capacity)
 
     def copy(self, handle: SnapshotHandle) -> SnapshotHandle:
         """Claims another slot with the same planes; later writes to either leave the other alone.

@@ -245,17 +245,20 @@ class PrefixCache:
             handle = self._pool.claim()
         try:
             self._pool.save(handle, state, row)
+            self._tree.insert(prefix, Kept(handle, self._blocks.keep(rows)))
         except BaseException:
             self._pool.free(handle)
             raise
-        self._tree.insert(prefix, Kept(handle, self._blocks.keep(rows)))
         self._count(inserts=1)
         return True
 
     def _drop(self, entry: Entry[Kept]) -> None:
-        self._tree.remove(entry)
-        self._blocks.drop(entry.value.rows)
-        self._pool.free(entry.value.handle)
+        try:
+            self._tree.remove(entry)
+            self._blocks.drop(entry.value.rows)
+        finally:
+            if self._pool.is_live(entry.value.handle):
+                self._pool.free(entry.value.handle)
 
     def _kept(self, hit: Hit) -> Kept | None:
         """Returns what a hit has found, None for a miss; raises if it is not there to be used."""

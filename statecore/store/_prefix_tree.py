@@ -155,8 +155,9 @@ class PrefixTree(Generic[T]):
           StateConsumedError: it has been taken out before.
         """
         node = entry.check_alive()
-        node.entry = entry.node = None
+        # First out of the list: an interrupt may leave an edge too many, never a dead victim.
         del self._entries[entry]
+        node.entry = entry.node = None
         while node.parent is not None and node.entry is None and not node.children:
             parent, node.parent = node.parent, None
             del parent.children[node.tokens[0]]
