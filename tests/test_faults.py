@@ -169,3 +169,45 @@ def test_rejected_rows_may_hold_nan(counts):
     poison = dataclasses.replace(window, trace=window.trace | {"steps": [steps]})
     clean = sc.commit(case.backend, window, counts)
     assert sc.equal(case.backend, sc.commit(case.backend, poison, counts), clean)
+
+
+def test_f04_every_shift_plane_goes_back():
+    """F04: two convolutions and a recurrence in one layer, three rows of four kept."""
+
+    def step(params, state, tokens):
+        slide = lambda plane: jnp.concatenate([plane[:, 1:], tokens[:, None]], axis=1)  # noqa: E731
+        new = {"q": slide(state["q"]), "v": slide(state["v"]), "h": state["h"] * 10 + tokens, "pos": state["pos"] + 1}
+        return new, jnp.zeros((tokens.shape[0], 10))
+
+    def init(params, batch, capacity):
+        taps = {"q": jnp.zeros((batch, 3), jnp.int32), "v": jnp.zeros((batch, 2), jnp.int32)}
+        return taps | {"h": jnp.zeros(batch, jnp.int32), "pos": jnp.zeros(batch, jnp.int32)}
+
+    planes = {"q": pl.shift(axis=1), "v": pl.shift(axis=1), "h": pl.recurrent(), "pos": pl.position()}
+    backend = sc.Backend(name="two taps", init=init, step=step, planes=planes)
+    state = kept(backend, prompted(backend, [1, 2, 3]), [4, 5, 6, 7], 3)
+    assert (state["q"].tolist(), state["v"].tolist(), state["h"].item()) == ([[4, 5, 6]], [[5, 6]], 123456)
+
+
+@by_digit
+def test_f12_the_first_window_can_be_undone(name):
+    """F12: an empty state is a state; after its undoing the first token is the first."""
+    backend = cases()[name].backend
+    empty = sc.capture(backend.init(None, capacity=16))
+    undone = kept(backend, empty, [1, 2], 0)
+    assert sc.equal(backend, undone, empty)
+    assert sc.step(backend, None, undone, [7])[0]["h"].item() == 7
+
+
+@by_digit
+def test_f46_restoring_again_and_again_is_the_same(name):
+    """F46: five runs from one slot, past the ring's wrap."""
+    backend = cases()[name].backend
+    runtime = sc.Runtime(sc.load((backend, None)), capacity=64)
+    runtime.extend([[1, 2, 3, 4, 5]])
+    slot, found = runtime.capture(), set()
+    for _ in range(5):
+        runtime.exchange(runtime.copy(slot))
+        logits = [np.array(runtime.step([token % 10])).tobytes() for token in range(20)]
+        found.add((tuple(logits), str(testing.digit_rows(runtime.state))))
+    assert len(found) == 1

@@ -517,8 +517,12 @@ def test_s53_a_state_that_is_not_finite_is_refused():
     assert ssm.check_finite(seq) is seq
     for value in (jnp.nan, jnp.inf):
         broken = seq.state | {"h": seq.state["h"].at[1, 0, 2].set(value)}
-        wrong = ssm.begin(case.backend, broken, tokens=PROMPT)
+        wrong = ssm.begin(case.backend, broken, tokens=PROMPT, finite_every=2)
         refuses(sc.NonFiniteError, lambda wrong=wrong: ssm.check_finite(wrong), seq.state, "`h`")
+        refuses(sc.NonFiniteError, lambda wrong=wrong: ssm.extend(case.params, wrong, [[1], [2]]), seq.state, "`h`")
+        refuses(sc.NonFiniteError, lambda wrong=wrong: ssm.step(case.params, wrong, [1, 2]), seq.state, "[4, 4]")
+    unchecked = ssm.begin(case.backend, broken, tokens=PROMPT)
+    ssm.step(case.params, unchecked, [1, 2])
 
 
 # The law, over generated cases.

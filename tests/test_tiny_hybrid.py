@@ -130,7 +130,7 @@ def test_law_2_cuts(tiny, states, cuts):
 
 
 def test_f49_law_2_across_the_whole_ring(tiny):
-    """F49: one chunk longer than the ring, against steps, and against the training pass."""
+    """F49, F70: one chunk longer than the ring, against steps, and against the training pass."""
     state = tiny.backend.init(tiny.params, batch=2, capacity=CAPACITY)
     got, logits = sc.extend(tiny.backend, tiny.params, state, TEXT[:, :128])
     steps = testing.raw_states(tiny.backend, tiny.params, state, TEXT[:, :128])

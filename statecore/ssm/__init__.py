@@ -22,6 +22,7 @@ from statecore.ssm._ring import RingDepth as RingDepth
 from statecore.ssm._ring import choose_ring_slots as choose_ring_slots
 from statecore.ssm._ring import fit_ring_slots as fit_ring_slots
 from statecore.ssm._ring import parse_ring_slots as parse_ring_slots
+from statecore.ssm._rows import take_rows as take_rows
 from statecore.ssm._saves import restore_ring as restore_ring
 from statecore.ssm._saves import ring_slots as ring_slots
 from statecore.ssm._saves import save_ring as save_ring
@@ -38,5 +39,5 @@ __all__ = [
     "choose_ring_slots", "commit_accepted_prefix", "extend", "fit_ring_slots",
     "has_ssm_layers", "marconi_checkpoint", "parse_ring_slots", "plan", "plan_boundary_rollback", "restore_ring",
     "ring_slots", "rollback", "rollback_unsupported", "save_ring", "snapshot_occupancy", "start_checkpoint",
-    "start_rollback_and_checkpoint", "step", "sync", "verify",
+    "start_rollback_and_checkpoint", "step", "sync", "take_rows", "verify",
 ]  # fmt: skip

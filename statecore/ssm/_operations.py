@@ -13,6 +13,7 @@ from statecore.backend import Backend, checks, launch
 from statecore.backend import commit as commit_window
 from statecore.backend import extend as extend_state
 from statecore.backend import verify as verify_state
+from statecore.ssm._finite import check_finite
 from statecore.ssm._ring import Ring
 from statecore.ssm._sequence import Checkpoint, OpenWindow, SequenceState, Ticket
 from statecore.ssm._strategy import choose_strategy
@@ -28,6 +29,7 @@ def begin(
     tokens: Sequence[Sequence[int]] | None = None,
     ring_slots: int = 0,
     strategy: str = "auto",
+    finite_every: int | None = None,
 ) -> SequenceState:
     """Returns a sequence over `state`, which is not copied.
 
@@ -38,6 +40,8 @@ def begin(
       ring_slots: slots of the decode-rollback ring.
       strategy: how windows are undone: `replay` (the backend's own verify and replay),
         `select` (every step kept), `rerun` (nothing kept, the model run again), or `auto`.
+      finite_every: check that recurrent planes are finite after each chunk and every so
+        many steps, which waits for the device; None checks only in `check_finite`.
 
     Raises:
       UnsupportedError: the backend cannot follow the strategy.
@@ -48,6 +52,8 @@ def begin(
     checks.check_lengths(lengths)
     rows = [_history(row) for row in ([[]] * len(lengths) if tokens is None else tokens)]
     checks.whole(ring_slots, "ring_slots")
+    if finite_every is not None:
+        checks.whole(finite_every, "finite_every", least=1)
     if [len(row) for row in rows] != lengths.tolist():
         raise GeometryError(
             f"The state holds {lengths.tolist()} tokens, but {[len(row) for row in rows]} were given. A sequence must "
@@ -60,6 +66,7 @@ def begin(
         strategy=choose_strategy(backend, strategy),
         highest=lengths,
         ring=Ring(ring_slots),
+        finite_every=finite_every,
     )
 
 
@@ -89,6 +96,7 @@ def step(
 
     Raises:
       LifecycleError: a window is open.
+      NonFiniteError: a recurrent plane is not finite, if that is checked here.
       GeometryError, CapacityError, StateConsumedError: as `statecore.step`.
     """
     _check_closed(seq, tokens)
@@ -97,7 +105,10 @@ def step(
     _check_room(seq, np.ones_like(seq.lengths))
     check_alive(seq.backend.layout.named(seq.state), "sequence")
     state, logits = launch.step(seq.backend, params, seq.state, array, donate=donate, shared=_shared(seq))
-    return _advanced(seq, state, array[:, None], np.ones_like(seq.lengths)), logits
+    advanced = _advanced(seq, state, array[:, None], np.ones_like(seq.lengths))
+    if seq.finite_every and (advanced.lengths % seq.finite_every == 0).any():
+        check_finite(advanced)
+    return advanced, logits
 
 
 def extend(
@@ -112,13 +123,15 @@ def extend(
 
     Raises:
       LifecycleError: a window is open.
+      NonFiniteError: a recurrent plane is not finite, if that is checked here.
       GeometryError, CapacityError, StateConsumedError: as `statecore.extend`.
     """
     _check_closed(seq, tokens, num_valid)
     state, found = extend_state(seq.backend, params, seq.state, tokens, num_valid=num_valid, logits=logits)
     array = np.array(tokens)
     counts = checks.check_rows_counts(num_valid, len(seq.tokens), array.shape[1], "num_valid")
-    return _advanced(seq, state, array, counts), found
+    advanced = _advanced(seq, state, array, counts)
+    return (check_finite(advanced) if seq.finite_every else advanced), found
 
 
 def checkpoint(seq: SequenceState) -> SequenceState:

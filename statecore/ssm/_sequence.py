@@ -61,6 +61,8 @@ class SequenceState:
     checkpoint: at most one.
     opened: at most one window.
     pending: arrays that an asynchronous operation has dispatched and nobody has waited for.
+    finite_every: check that recurrent planes are finite after each chunk and every so many
+      steps; None checks only when asked.
     marked: by sequence, the full blocks of tokens at its last checkpoint in a prefix cache.
     """
 
@@ -74,6 +76,7 @@ class SequenceState:
     checkpoint: Checkpoint | None = None
     opened: OpenWindow | None = None
     pending: tuple[Any, ...] = ()
+    finite_every: int | None = None
     marked: tuple[int, ...] = ()
 
     @property

@@ -62,7 +62,7 @@ def digit_oracle(histories: Sequence[Sequence[int]]) -> list[dict[str, object]]:
     """Returns what a state that was fed these histories must hold, computed with NumPy."""
     return [
         {
-            "h": np.int64(int("".join(map(str, history)) or "0")).astype(np.int32),
+            "h": np.uint32(int("".join(map(str, history)) or "0") % 2**32).astype(np.int32),  # wraps past 9 digits
             "conv": np.array(([0] * NUM_TAPS + list(history))[-NUM_TAPS:], np.int32),
             "kv": np.array(history, np.int32),
             "ring": np.array(list(history)[-(WINDOW - 1) :], np.int32),

@@ -1,0 +1,46 @@
+"""Reordering the sequences of a `SequenceState`, with everything that is kept of them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from statecore._errors import LifecycleError
+from statecore._typing import IntLike
+from statecore.backend import take_rows as take_state_rows
+from statecore.ssm._sequence import Checkpoint, SequenceState
+
+
+def take_rows(seq: SequenceState, rows: IntLike) -> SequenceState:
+    """Returns the sequence whose row `i` is row `rows[i]`, its checkpoint and ring included.
+
+    Args:
+      seq: without an open window.
+      rows: `[N]` integers from 0 to `B - 1`, repeated or not.
+
+    Raises:
+      LifecycleError: a window is open.
+      GeometryError: a row is out of range.
+    """
+    if seq.opened is not None:
+        raise LifecycleError("A window is open: resolve it before the rows of the sequence are reordered.")
+    state = take_state_rows(seq.backend, seq.state, rows)
+    index = np.array(rows, np.int32)
+    kept = seq.checkpoint
+    if kept is not None:
+        kept = Checkpoint(planes=_taken(seq, kept.planes, index), lengths=kept.lengths[index])
+    return dataclasses.replace(
+        seq,
+        state=state,
+        tokens=tuple(seq.tokens[row] for row in index),
+        highest=seq.highest[index],
+        checkpoint=kept,
+        saved={slot: _taken(seq, planes, index) for slot, planes in seq.saved.items()},
+        marked=tuple(seq.marked[row] for row in index) if seq.marked else (),
+    )
+
+
+def _taken(seq: SequenceState, planes: dict[int, jax.Array], index: np.ndarray) -> dict[int, jax.Array]:
+    axes = {i: seq.backend.layout.planes[i].batch_axis for i in planes}
+    return {i: jnp.take(plane, index, axis=axes[i]) for i, plane in planes.items()}
