@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint format bench train clean
+.PHONY: demo test slow lint format bench train clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -15,7 +15,10 @@ demo: $(READY)  ## show and check everything on the embedded model
 	$(BIN)/statecore demo
 
 test: $(READY)  ## run the tests
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m 'not slow' -n auto --maxprocesses 4 --dist loadfile
+
+slow: $(READY)  ## run the tests that take minutes
+	$(BIN)/python -m pytest -m slow
 
 lint: $(READY)  ## style, types and layers
 	$(BIN)/ruff check .

@@ -36,6 +36,7 @@ def test_example_branch(capsys):
     assert capsys.readouterr().out.count("ROMEO.") == 2
 
 
+@pytest.mark.slow
 def test_example_train_tiny(tmp_path, monkeypatch, capsys):
     """Two steps on made-up plays, of which the held-out ones are real names."""
     script = runpy.run_path(str(ROOT / "examples" / "train_tiny.py"))

@@ -21,14 +21,20 @@ class SequenceMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.case = cases()[self.name]
-        state = self.case.backend.init(None, batch=2, capacity=CAPACITY)
+        self.case = self.make_case()
+        state = self.case.backend.init(self.case.params, batch=2, capacity=CAPACITY)
         self.seq = ssm.begin(self.case.backend, state, ring_slots=3, strategy=self.strategy)
         self.history = [[], []]
         self.kept = None  # the history at the checkpoint
         self.window = None  # tokens and valid counts of the open window
         self.saves = {}  # by ring slot
         self.captured = None
+
+    def make_case(self):
+        return cases()[self.name]
+
+    def check_state(self):
+        assert str(testing.digit_rows(self.seq.state)) == str(testing.digit_oracle(self.history))
 
     def room(self):
         return CAPACITY - max(map(len, self.history))
@@ -37,7 +43,7 @@ class SequenceMachine(RuleBasedStateMachine):
     @rule(tokens=st.lists(st.integers(0, 9), min_size=2, max_size=2), donate=st.booleans())
     def step(self, tokens, donate):
         # A donated state that is captured elsewhere by reference would be gone: captures are copies.
-        self.seq, _ = ssm.step(None, self.seq, tokens, donate=donate)
+        self.seq, _ = ssm.step(self.case.params, self.seq, tokens, donate=donate)
         for row, token in zip(self.history, tokens, strict=True):
             row.append(token)
 
@@ -52,7 +58,7 @@ class SequenceMachine(RuleBasedStateMachine):
     def verify(self, data):
         tokens = np.array(data.draw(st.lists(st.integers(0, 9), min_size=2 * WIDTH, max_size=2 * WIDTH)))
         valid = data.draw(st.lists(st.integers(0, WIDTH), min_size=2, max_size=2))
-        self.seq, _ = ssm.verify(None, self.seq, tokens.reshape(2, WIDTH), num_valid=valid)
+        self.seq, _ = ssm.verify(self.case.params, self.seq, tokens.reshape(2, WIDTH), num_valid=valid)
         self.window = tokens.reshape(2, WIDTH), valid
 
     @precondition(lambda self: self.window is not None)
@@ -145,13 +151,37 @@ class SequenceMachine(RuleBasedStateMachine):
     @invariant()
     def the_state_spells_the_history(self):
         assert [row.tolist() for row in self.seq.tokens] == self.history
-        assert str(testing.digit_rows(self.seq.state)) == str(testing.digit_oracle(self.history))
+        self.check_state()
         assert sorted(self.seq.saved) == sorted(entry.slot for entry in self.seq.ring.entries) == sorted(self.saves)
+
+
+class TinyMachine(SequenceMachine):
+    """The embedded model: its state must be what reading the history afresh gives, up to rounding."""
+
+    def make_case(self):
+        return self.model
+
+    def check_state(self):
+        model, backend = self.model, self.model.backend
+        empty = backend.init(model.params, batch=2, capacity=CAPACITY)
+        padded = np.array([row + [0] * (CAPACITY - len(row)) for row in self.history])
+        read, _ = sc.extend(backend, model.params, empty, padded, num_valid=list(map(len, self.history)), logits="none")
+        testing.assert_same(backend, self.seq.state, read, law="any order", case=str(self.history), tolerance=2e-5)
+
+
+def run_machine(base, **attributes):
+    machine = type("Machine", (base,), attributes)
+    machine.TestCase.settings = settings(max_examples=attributes["runs"], stateful_step_count=50)
+    machine.TestCase("runTest").runTest()
 
 
 @pytest.mark.parametrize(("name", "strategy"), [("digit", "select"), ("digit-own", "replay"), ("digit", "rerun")])
 def test_any_order_of_operations(name, strategy):
     """S12, S14, S23, S46: 70 runs of 50 rules for each of three strategies."""
-    machine = type("Machine", (SequenceMachine,), {"name": name, "strategy": strategy})
-    machine.TestCase.settings = settings(max_examples=70, stateful_step_count=50)
-    machine.TestCase("runTest").runTest()
+    run_machine(SequenceMachine, name=name, strategy=strategy, runs=70)
+
+
+@pytest.mark.slow
+def test_any_order_of_operations_on_the_embedded_model(tiny):
+    """S12, S14, S23, S46: 200 runs of 50 rules, with its own verify and replay."""
+    run_machine(TinyMachine, model=tiny, strategy="replay", runs=200)

@@ -190,8 +190,8 @@ def rollback(seq: SequenceState, num_accepted: IntLike) -> SequenceState:
     if seq.checkpoint is None:
         raise RollbackError("There is no checkpoint to roll back to: `checkpoint` the sequence before the verify.")
     if seq.opened is None:
-        counts = checks.check_accepted(num_accepted, np.zeros_like(seq.lengths))
-        return _to_checkpoint(seq, counts)
+        checks.check_accepted(num_accepted, np.zeros_like(seq.lengths))
+        return _to_checkpoint(seq)
     counts = _checked_counts(seq, num_accepted)
     if (seq.checkpoint.lengths != seq.lengths).any():
         if counts.any():
@@ -200,7 +200,7 @@ def rollback(seq: SequenceState, num_accepted: IntLike) -> SequenceState:
                 f"{seq.lengths.tolist()}: rows after the checkpoint are not rows of this window. Checkpoint right "
                 "before the verify, or resolve the window with `commit_accepted_prefix`."
             )
-        gone = _to_checkpoint(dataclasses.replace(seq, opened=None), counts)
+        gone = _to_checkpoint(dataclasses.replace(seq, opened=None))
         _serve(seq.opened)
         return gone
     return _resolved(seq, counts)
@@ -274,9 +274,8 @@ def _unpadded(opened: OpenWindow) -> np.ndarray:
     return np.where(valid, opened.tokens, 0).astype(np.int32)
 
 
-def _to_checkpoint(seq: SequenceState, counts: np.ndarray) -> SequenceState:
+def _to_checkpoint(seq: SequenceState) -> SequenceState:
     """Returns the sequence at its checkpoint: planes by reference, attention rows by length."""
-    del counts  # all zero: checked
     saved = seq.checkpoint
     assert saved is not None
     _check_opaque_moved(seq, saved.lengths)
