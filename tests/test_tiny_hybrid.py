@@ -48,9 +48,11 @@ def test_the_geometry(tiny):
     assert 1e6 < sum(leaf.size for leaf in jax.tree.leaves(tiny.params)) < 3e6
 
 
+@pytest.mark.parametrize(("mode", "tolerance"), [("exact", None), ("fast", 1e-5)])
 @few
 @given(data=st.data())
-def test_law_1_exact_has_the_bits_of_decoding(tiny, states, data):
+def test_law_1_exact_has_the_bits_of_decoding(tiny, states, mode, tolerance, data):
+    """And `fast` is equal up to rounding."""
     window = data.draw(strategies.windows(vocab_size=VOCAB, batch=2, width=WIDTH))
     state = states[data.draw(st.sampled_from(LENGTHS))]
     testing.check_commit(
@@ -60,24 +62,8 @@ def test_law_1_exact_has_the_bits_of_decoding(tiny, states, data):
         window.tokens,
         window.num_accepted,
         num_valid=window.num_valid,
-        mode="exact",
-    )
-
-
-@few
-@given(data=st.data())
-def test_law_1_fast_within_rounding(tiny, states, data):
-    window = data.draw(strategies.windows(vocab_size=VOCAB, batch=2, width=WIDTH))
-    state = states[data.draw(st.sampled_from(LENGTHS))]
-    testing.check_commit(
-        tiny.backend,
-        tiny.params,
-        state,
-        window.tokens,
-        window.num_accepted,
-        num_valid=window.num_valid,
-        mode="fast",
-        tolerance=1e-5,
+        mode=mode,
+        tolerance=tolerance,
     )
 
 
