@@ -14,6 +14,7 @@ import numpy as np
 import statecore as sc
 from statecore.cli._report import print_report
 from statecore.cli._timing import paired
+from statecore.display import geometry_rows
 from statecore.testing import AliasingRuntime, LawViolation, check_commit, forgets_conv, off_by_one
 
 _FAULTS = ("forget-conv", "off-by-one", "alias")
@@ -121,17 +122,7 @@ def _planted(model: sc.Model, fault: str | None) -> tuple[sc.Model, type[sc.Runt
 
 
 def _geometry(report: Report, runtime: sc.Runtime) -> None:
-    report.geometry = [
-        {
-            "path": plane.path,
-            "kind": plane.plane.kind,
-            "shape": list(plane.shape),
-            "dtype": str(plane.dtype),
-            "bytes": plane.nbytes,
-            "undone_by": plane.plane.undone_by,
-        }
-        for plane in runtime.geometry.planes
-    ]
+    report.geometry = geometry_rows(runtime.geometry)
     report.check("at most 12 leaves", len(report.geometry) <= 12, f"{len(report.geometry)} leaves")
 
 

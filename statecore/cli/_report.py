@@ -7,6 +7,8 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from statecore.display import geometry_table
+
 if TYPE_CHECKING:
     from statecore.cli._demo import Report
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 def print_report(report: "Report") -> None:
     """Prints geometry, text, futures, speculation, costs and checks."""
     console = Console()
-    console.print(_geometry(report))
+    console.print(geometry_table(report.geometry, "the state, a row a plane"))
     console.print(Panel(escape(report.text), title="text", expand=False))
     for number, future in enumerate(report.futures, start=1):
         console.print(Panel(escape(future), title=f"future {number} of one capture", expand=False))
@@ -30,14 +32,6 @@ def print_report(report: "Report") -> None:
         console.print(f"The planted fault {report.injected} was found by: {'; '.join(failed)}.")
     elif report.injected:
         console.print(f"[red]The planted fault {report.injected} was not found.[/]")
-
-
-def _geometry(report: "Report") -> Table:
-    table = Table("plane", "kind", "shape", "dtype", "bytes", "undone by", title="the state, a row a plane")
-    for plane in report.geometry:
-        shape = "x".join(map(str, plane["shape"]))
-        table.add_row(plane["path"], plane["kind"], shape, plane["dtype"], f"{plane['bytes']:,}", plane["undone_by"])
-    return table
 
 
 def _speculation(found: dict) -> Table:
