@@ -83,9 +83,11 @@ def _select_bytes(geometry: Geometry, k: int) -> int | None:
     total = 0
     for plane in geometry.planes:
         times = {"shift": k, "recurrent": k, "opaque": 1}.get(plane.plane.kind, 0)
-        if times and plane.nbytes is None:
+        if not times:
+            continue
+        if plane.nbytes is None:
             return None
-        total += times * (plane.nbytes or 0)
+        total += times * plane.nbytes
     return total
 
 
