@@ -8,11 +8,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import spine, ssm
+from bench import native, speculate, spine, ssm
 from bench.harness import Record, print_records, write_json
 from bench.spine import FULL, QUICK, Sizes
 
-BENCHES = spine.BENCHES | ssm.BENCHES
+BENCHES = spine.BENCHES | ssm.BENCHES | native.BENCHES | speculate.BENCHES
 _EPILOG = (
     "Each ratio is the time of A over the time of B, taken in turn in one process; the table gives its median, p10 "
     "and p90 over the pairs. A wide p10 to p90 means that something else used the machine: run it again."

@@ -22,7 +22,7 @@ import optax
 from flax import nnx
 from rich.progress import Progress, TextColumn
 
-from statecore.models import TinyHybrid, TinyHybridConfig, forward, plain_params, save_weights
+from statecore.models import Decoder, LanguageModel, TinyHybridConfig, forward, plain_params, save_weights, tiny_hybrid
 
 HELD_OUT = ("macbeth", "twelfth_night", "henry_v")
 POEMS = ("lovers_complaint", "passionate_pilgrim", "phoenix_and_the_turtle", "rape_of_lucrece", "sonnets")  # fmt: skip
@@ -71,15 +71,15 @@ def make_optimizer(params: dict, num_steps: int, peak: float) -> optax.GradientT
     )
 
 
-def mean_loss(config: TinyHybridConfig, params: dict, rows: jax.Array) -> jax.Array:
+def mean_loss(decoder: Decoder, params: dict, rows: jax.Array) -> jax.Array:
     """Returns the mean cross-entropy in nats per byte of `rows` `[B, T + 1]`."""
-    logits = forward(config, params, rows[:, :-1])
+    logits = forward(decoder, params, rows[:, :-1])
     return optax.softmax_cross_entropy_with_integer_labels(logits, rows[:, 1:]).mean()
 
 
-def held_out_loss(config: TinyHybridConfig, params: dict, plays: list[np.ndarray], length: int) -> float:
+def held_out_loss(decoder: Decoder, params: dict, plays: list[np.ndarray], length: int) -> float:
     """Returns nats per byte over windows of `length` bytes, each read from an empty state."""
-    loss = jax.jit(partial(mean_loss, config))
+    loss = jax.jit(partial(mean_loss, decoder))
     rows = [play[i : i + length + 1] for play in plays for i in range(0, len(play) - 1, length)]
     total = count = 0
     whole = [row for row in rows if len(row) == length + 1]
@@ -107,14 +107,14 @@ def main() -> None:
     plays = load_plays(args.data)
     held_out = [plays.pop(name) for name in HELD_OUT]
     text = np.concatenate([np.append(play, ord("\n")) for play in plays.values()])
-    config = TinyHybridConfig()
-    params = jax.tree.map(jnp.copy, plain_params(TinyHybrid(config, rngs=nnx.Rngs(args.seed))))
+    decoder = tiny_hybrid(TinyHybridConfig())
+    params = jax.tree.map(jnp.copy, plain_params(LanguageModel(decoder, rngs=nnx.Rngs(args.seed))))
     optimizer = make_optimizer(params, args.steps, args.peak)
     optimizer_state = optimizer.init(params)
 
     @partial(jax.jit, donate_argnums=(0, 1))
     def train_step(params, optimizer_state, rows):
-        loss, gradient = jax.value_and_grad(partial(mean_loss, config))(params, rows)
+        loss, gradient = jax.value_and_grad(partial(mean_loss, decoder))(params, rows)
         updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
         return optax.apply_updates(params, updates), optimizer_state, loss
 
@@ -136,7 +136,7 @@ def main() -> None:
     rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     save_weights(args.output, rounded)
     served = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), rounded)
-    loss = held_out_loss(config, served, held_out, args.eval_length)
+    loss = held_out_loss(decoder, served, held_out, args.eval_length)
     tokens = args.steps * args.batch * args.length
     print(f"{tokens:,} bytes read in training, {len(text):,} distinct; held out: {loss:.4f} nats per byte")
 

@@ -33,21 +33,33 @@ from statecore.backend import put_rows as put_rows
 from statecore.backend import step as step
 from statecore.backend import take_rows as take_rows
 from statecore.backend import verify as verify
+from statecore.generation import Constraint as Constraint
 from statecore.generation import Draft as Draft
+from statecore.generation import Finish as Finish
 from statecore.generation import Generation as Generation
+from statecore.generation import LoopGuard as LoopGuard
+from statecore.generation import Mirostat as Mirostat
 from statecore.generation import Sampler as Sampler
+from statecore.generation import Status as Status
+from statecore.generation import beam_search as beam_search
+from statecore.generation import best_of_n as best_of_n
 from statecore.native import Estimate as Estimate
+from statecore.native import SnapshotBudget as SnapshotBudget
 from statecore.native import SnapshotLimits as SnapshotLimits
 from statecore.native import capture as capture
 from statecore.native import copy as copy
 from statecore.native import estimate as estimate
 from statecore.native import estimate_growth as estimate_growth
 from statecore.native import exchange as exchange
+from statecore.native import grow as grow
 from statecore.runtime import Runtime as Runtime
 from statecore.runtime import Slot as Slot
 from statecore.speculative import NGramDraft as NGramDraft
 from statecore.state import Geometry as Geometry
 from statecore.state import Plane as Plane
+from statecore.state import diff as diff
+from statecore.state import interpolate as interpolate
+from statecore.state import patch as patch
 from statecore.state import planes as planes
 from statecore.state import validate as validate
 from statecore.store import PrefixCache as PrefixCache
@@ -56,12 +68,14 @@ from statecore.store import SnapshotPool as SnapshotPool
 __version__ = _version("statecore")
 
 __all__ = [
-    "AliasError", "Backend", "BudgetError", "CapacityError", "Draft", "Estimate",
-    "FencedError", "Generation", "Geometry", "GeometryError", "IdentityError",
-    "LifecycleError", "LoadError", "Model", "NGramDraft", "NonFiniteError", "Plane",
-    "PrefixCache", "RefusedError", "Registry", "RollbackError", "Runtime", "Sampler", "Slot",
-    "SnapshotLimits", "SnapshotPool", "StateConsumedError", "StateError", "UnsupportedError",
-    "Window", "capture", "clear_refusal", "commit", "copy", "default_registry",
-    "differing_planes", "equal", "estimate", "estimate_growth", "exchange", "extend",
-    "is_refused", "load", "planes", "put_rows", "ssm", "step", "take_rows", "validate", "verify",
+    "AliasError", "Backend", "BudgetError", "CapacityError", "Constraint", "Draft",
+    "Estimate", "FencedError", "Finish", "Generation", "Geometry", "GeometryError",
+    "IdentityError", "LifecycleError", "LoadError", "LoopGuard", "Mirostat", "Model",
+    "NGramDraft", "NonFiniteError", "Plane", "PrefixCache", "RefusedError", "Registry",
+    "RollbackError", "Runtime", "Sampler", "Slot", "SnapshotBudget", "SnapshotLimits",
+    "SnapshotPool", "StateConsumedError", "StateError", "Status", "UnsupportedError",
+    "Window", "beam_search", "best_of_n", "capture", "clear_refusal", "commit", "copy",
+    "default_registry", "diff", "differing_planes", "equal", "estimate", "estimate_growth",
+    "exchange", "extend", "grow", "interpolate", "is_refused", "load", "patch", "planes",
+    "put_rows", "ssm", "step", "take_rows", "validate", "verify",
 ]  # fmt: skip

@@ -41,6 +41,7 @@ def test_too_few_pairs_are_refused():
         compare("few", sleeping(0.0), sleeping(0.0), num_pairs=14)
 
 
+@pytest.mark.slow
 def test_both_forms_of_the_recurrence_are_steps():
     """What `bench/ssm.py` times gives the right state: masked and closed."""
     shape = ssm.Shape(num_layers=2, num_heads=3, head_size=4, state_size=8)

@@ -12,10 +12,11 @@ def demo(capsys, *options):
     return status, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_demo_json(capsys):
     status, found = demo(capsys)
     assert status == 0
-    assert set(found) == {"geometry", "text", "futures", "checks", "speculation", "costs"}
+    assert set(found) == {"geometry", "text", "futures", "tree", "checks", "speculation", "costs"}
     assert found["checks"] and all(found["checks"].values())
     assert len(found["geometry"]) <= 12
     assert found["speculation"]["same_text"] is True and found["speculation"]["tokens_per_verify"] > 1
@@ -24,6 +25,7 @@ def test_demo_json(capsys):
     assert found["futures"][0] != found["futures"][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "check"),
     [

@@ -14,9 +14,12 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_code_in_documents(document):
+@pytest.mark.parametrize(
+    "document", [pytest.param(name, marks=[] if name == "README.md" else pytest.mark.slow) for name in DOCUMENTS]
+)
+def test_code_in_documents(document, monkeypatch):
     """All Python blocks of a document, in order, in one namespace."""
+    monkeypatch.chdir(ROOT)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
     assert blocks
     namespace: dict = {}
@@ -30,9 +33,18 @@ def test_links_in_documents():
             assert ((ROOT / document).parent / link).exists(), f"{document} links to {link}"
 
 
+@pytest.mark.slow
 def test_example_branch(capsys):
     main = runpy.run_path(str(ROOT / "examples" / "branch.py"))["main"]
     main(["ROMEO.", "-n", "2", "--tokens", "6"])
+    printed = capsys.readouterr().out
+    assert printed.count("ROMEO.") == 3 and "nats a token" in printed and "3 runs" not in printed
+
+
+@pytest.mark.slow
+def test_example_beam(capsys):
+    main = runpy.run_path(str(ROOT / "examples" / "beam.py"))["main"]
+    main(["ROMEO.", "--beams", "2", "--tokens", "5"])
     assert capsys.readouterr().out.count("ROMEO.") == 2
 
 

@@ -152,19 +152,20 @@ def test_ngram_drafts():
     assert draft.propose([1, 2, 3, 9, 1, 2, 3], 3) == [9, 1, 2]
     assert draft.propose([1, 2, 8, 1, 2, 9, 1, 2], 1) == [9]
     assert draft.propose([1, 2, 5, 0, 2, 6, 1, 2], 2) == [5, 0]
-    assert draft.propose([7, 7, 7], 3) == [7]
+    assert draft.propose([7, 7, 7], 3) == [7, 7, 7]
+    assert draft.propose([5, 1, 2, 1, 2], 3) == [1, 2, 1]
     assert draft.propose([1, 2, 3, 4], 3) == []
     assert draft.propose([1], 3) == [] and draft.propose([], 3) == []
 
 
 @given(history=st.lists(st.integers(0, 2), max_size=30), limit=st.integers(1, 5))
 def test_ngram_drafts_by_definition(history, limit):
-    """Against the definition, written out: the longest suffix, its latest earlier place."""
+    """Against the definition, written out: the longest suffix, its latest earlier place, and over again."""
     wanted = []
     for size in range(min(8, len(history) - 1), 1, -1):
         places = [i for i in range(len(history) - size) if history[i : i + size] == history[-size:]]
         if places:
-            wanted = history[places[-1] + size : places[-1] + size + limit]
+            wanted = list(itertools.islice(itertools.cycle(history[places[-1] + size :]), limit))
             break
     assert sc.NGramDraft().propose(history, limit) == wanted
 
@@ -287,7 +288,7 @@ def test_a_window_is_closed_when_something_fails_inside_it(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(_speculate, "choose", fail)
+        patched.setattr(_speculate, "draw_rows", fail)
         with pytest.raises(KeyboardInterrupt):
             gen.run(5, speculate=draft)
     gen.run(10, speculate=draft)
@@ -361,9 +362,9 @@ def test_retained_bytes_move_with_the_branch():
 
 
 @by_sampler
-def test_an_interrupted_run_is_mended_by_a_restore(monkeypatch, sampler):
-    """The state has moved and the text has not: everything but a restore is refused."""
-    from statecore.generation import _generation
+def test_an_interrupted_run_goes_on(monkeypatch, sampler):
+    """An interrupt between a step and its draw loses nothing: the next call draws from that step's logits."""
+    from statecore.generation import _round
 
     gen = start(sampler=sampler, max_tokens=20)
     gen.run(2)
@@ -374,7 +375,32 @@ def test_an_interrupted_run_is_mended_by_a_restore(monkeypatch, sampler):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(_generation, "choose", fail)
+        patched.setattr(_round, "draw_rows", fail)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                gen.run(6)
+    between = gen.snapshot()
+    assert gen.run(6) == wanted
+    for saved in (between, snap):
+        gen.restore(saved)
+        assert gen.run(6, speculate=sc.NGramDraft(num_draft=3)) == wanted
+
+
+@by_sampler
+def test_a_run_whose_books_were_cut_short_is_mended_by_a_restore(monkeypatch, sampler):
+    """The state has moved and the text has not: everything but a restore is refused."""
+    from statecore.generation import _round
+
+    gen = start(sampler=sampler, max_tokens=20)
+    gen.run(2)
+    snap, wanted = gen.snapshot(), gen.run(6)
+    gen.restore(snap)
+
+    def fail(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_round, "take", fail)
         with pytest.raises(KeyboardInterrupt):
             gen.run(6)
     with pytest.raises(sc.LifecycleError, match="cut short"):
@@ -389,7 +415,7 @@ def test_seeds():
     assert texts[0] == texts[1] == texts[2] != texts[3]
     for seed in (1.5, None, 2**70, "5", jax.random.split(key, 2), jax.random.PRNGKey(5)):
         with pytest.raises(sc.UnsupportedError, match="seed"):
-            start(seed=seed)
+            start(sampler=WARM, seed=seed)
     for wrong in (2.5, "3"):
         with pytest.raises(sc.StateError):
             start(max_tokens=wrong)

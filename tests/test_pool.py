@@ -135,6 +135,19 @@ def test_s40_a_pool_of_none(case):
         make(case, -1)
 
 
+def test_s33_drafts_are_as_many_as_every_active_slot_is_ready_for():
+    """S33: the least of the active slots' tiers; a slot beyond them all is ready for none."""
+    tiers = store.verify_tiers(32, [(4, 3), (8, 3), (16, 1), (32, 1)])
+    cases = [([0, 5, 7], 3), ([0, 8], 1), ([31], 1), ([0, 32], 0), ([], None)]
+    for active, most in cases:
+        assert store.draft_limit(tiers, active) == most
+    assert store.verify_tiers(4, [(2, 3)]) == (3, 3, 0, 0)
+    assert store.draft_limit(store.verify_tiers(4, [(2, 3)]), [1, 2]) == 0
+    for wrong in ([-1], [0.5], [True]):
+        with pytest.raises(sc.GeometryError, match="slot"):
+            store.draft_limit(tiers, wrong)
+
+
 # Slots and handles.
 
 
@@ -242,7 +255,7 @@ def test_s34_sb34_padding_rows_never_write_a_claimed_slot(name):
     assert_bits(kept, list(pool.load(first).values()))
     third = pool.claim()
     assert [third.slot, pool.num_slots] == [2, 3]
-    restored = pool.restore_into(fed(case, [7, 7, 7], [8]), 1, second)
+    restored = pool.restore_into(fed(case, [7, 7, 7], [8]), 1, second, writes_rest=True)
     assert restored["pos"].tolist() == [3, 3]
     assert_bits(
         host([restored["h"].take(1, axis=case.backend.planes["h"].batch_axis)]),
@@ -301,7 +314,7 @@ def test_s47_save_and_restore_keep_the_bits(name, donate):
     for _ in range(2):
         state = fed(case, [9, 9], [8], [7, 7, 7])
         before = host(sc.take_rows(case.backend, state, [0, 2]))
-        restored = pool.restore_into(state, 1, handle, donate=donate)
+        restored = pool.restore_into(state, 1, handle, donate=donate, writes_rest=True)
         assert_bits(before, sc.take_rows(case.backend, restored, [0, 2]))
         assert restored["pos"].tolist() == [2, 2, 3]
         for path, leaf in pool.load(handle).items():
@@ -356,7 +369,8 @@ def test_f45_donation_leaves_the_bookkeeping_alone():
     lowered = write.lower(pool._pool, pool._own(state), index, index)
     assert lowered.compile().memory_analysis().alias_size_in_bytes == pool.nbytes
     pool.copy(handles[0])
-    move = backend.compiled[("pool_move", pool._indices)].lower(pool._pool, index, index)
+    every = np.zeros(4, np.int32)
+    move = backend.compiled[("pool_move", pool._indices)].lower(pool._pool, every, every)
     assert move.compile().memory_analysis().alias_size_in_bytes == pool.nbytes
 
 

@@ -449,7 +449,7 @@ def test_f33_positions_start_anew_with_each_text():
 
 
 def test_f42_buffers_may_be_used_again_at_once():
-    """F42: the tokens' buffer is overwritten and the state donated right after an insert."""
+    """F42, SB06: the tokens' buffer is overwritten and the state donated right after an insert."""
     case = cases()["decay"]
     cache, tokens = make(case), np.array([1, 2, 3, 4])
     state = cold(case, tokens)
@@ -672,6 +672,7 @@ def test_rows_without_bytes_and_opaque_planes_are_refused():
             sc.PrefixCache(backend(kind), None, capacity=4)
 
 
+@pytest.mark.slow
 def test_the_embedded_model_goes_on_from_a_hit(tiny):
     """S45: Mamba-2, sliding and full attention in one state; restored bits, and the tokens of a cold start."""
     backend, params, text = tiny.backend, tiny.params, list(b"HAMLET.\nTo be, or not")

@@ -1,7 +1,5 @@
 """Seed 2 on values: checkpoint, verify, rollback, commit, ring, boundary, async."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,53 +7,22 @@ import pytest
 from helpers import CAPACITY, assert_bits, cases, host, refuses
 from hypothesis import given
 from hypothesis import strategies as st
+from sequences import (
+    PROMPT,
+    WINDOW,
+    attention_backend,
+    begun,
+    by_strategy,
+    cached,
+    opaque_backend,
+    same,
+    start,
+    stepped,
+)
 
 import statecore as sc
-from statecore import planes as pl
 from statecore import ssm, testing
 from statecore.testing import strategies
-
-STRATEGIES = [
-    ("digit", "select"),
-    ("digit", "rerun"),
-    ("digit-own", "replay"),
-    ("digit-own", "select"),
-    ("digit-own", "rerun"),
-    ("decay", "select"),
-    ("decay", "rerun"),
-    ("decay-own", "replay"),
-]
-by_strategy = pytest.mark.parametrize(("name", "strategy"), STRATEGIES)
-PROMPT = [[1, 2, 3], [3, 2, 1]]
-WINDOW = [[4, 5, 6, 7], [1, 2, 3, 4]]
-
-
-def start(name="digit", strategy="auto", *, ring_slots=4, prompt=PROMPT):
-    case = cases()[name]
-    state = case.backend.init(case.params, batch=len(prompt), capacity=CAPACITY)
-    seq = ssm.begin(case.backend, state, ring_slots=ring_slots, strategy=strategy)
-    return ssm.extend(case.params, seq, prompt)[0]
-
-
-def stepped(name, tokens):
-    """The state that single steps give, sequence by sequence of equal length or not."""
-    case = cases()[name]
-    longest = max(map(len, tokens))
-    padded = np.array([row + [0] * (longest - len(row)) for row in tokens])
-    empty = case.backend.init(case.params, batch=len(tokens), capacity=CAPACITY)
-    states = testing.raw_states(case.backend, case.params, empty, padded)
-    return testing.pick_rows(case.backend, states, [len(row) for row in tokens])
-
-
-def same(name, seq, tokens):
-    case = cases()[name]
-    assert [row.tolist() for row in seq.tokens] == tokens
-    assert seq.lengths.tolist() == np.array(case.backend.layout.lengths(seq.state)).tolist()
-    tolerance = 1e-5 if seq.strategy == "replay" else None
-    testing.assert_same(
-        case.backend, seq.state, stepped(name, tokens), law="ssm", case=str(tokens), tolerance=tolerance
-    )
-
 
 # Checkpoint, rollback, commit.
 
@@ -187,7 +154,7 @@ def test_s46_a_window_serves_once():
     for call in (lambda: ssm.rollback(opened, 1), lambda: ssm.commit_accepted_prefix(opened, 1, 4)):
         refuses(sc.LifecycleError, call, seq.state, "serves once")
     refuses(sc.LifecycleError, lambda: ssm.commit_accepted_prefix(seq, 1, 4), seq.state, "No window")
-    refuses(sc.RollbackError, lambda: ssm.rollback(seq, 1), seq.state)
+    refuses(sc.LifecycleError, lambda: ssm.rollback(seq, 1), seq.state, "no window is open")
 
 
 def test_f26_an_open_window_refuses_everything_else():
@@ -201,6 +168,10 @@ def test_f26_an_open_window_refuses_everything_else():
         lambda: ssm.start_checkpoint(opened),
         lambda: ssm.save_ring(opened, 0),
         lambda: ssm.restore_ring(opened, 0),
+        lambda: ssm.take_rows(opened, [0]),
+        lambda: ssm.check_finite(opened),
+        lambda: ssm.plan_boundary_rollback(opened, np.arange(10) == 0, num_prompt=1, min_drop=1),
+        lambda: ssm.apply_boundary_rollback(opened, ssm.Decision()),
     ):
         refuses(sc.LifecycleError, call, opened.state, "window is open")
 
@@ -233,41 +204,6 @@ def test_checkpoints_survive_donation(name, strategy):
 # What can go back, and what cannot.
 
 
-def opaque_backend():
-    return sc.Backend(
-        name="opaque",
-        init=lambda params, batch, capacity: {"seen": jnp.zeros(batch, jnp.int32), "pos": jnp.zeros(batch, jnp.int32)},
-        step=lambda params, state, tokens: (
-            {"seen": state["seen"] * 3 + tokens, "pos": state["pos"] + 1},
-            jnp.zeros((tokens.shape[0], 10)),
-        ),
-        planes={"seen": pl.opaque(), "pos": pl.position()},
-    )
-
-
-def attention_backend():
-    return sc.Backend(
-        name="attention",
-        init=lambda params, batch, capacity: {
-            "kv": jnp.zeros((batch, capacity), jnp.int32),
-            "pos": jnp.zeros(batch, jnp.int32),
-        },
-        step=lambda params, state, tokens: (
-            {
-                "kv": state["kv"].at[jnp.arange(tokens.shape[0]), state["pos"]].set(tokens, mode="drop"),
-                "pos": state["pos"] + 1,
-            },
-            jnp.zeros((tokens.shape[0], 10)),
-        ),
-        planes={"kv": pl.append(axis=1), "pos": pl.position()},
-    )
-
-
-def begun(backend, *, ring_slots=0, prompt=(1, 2, 3)):
-    seq = ssm.begin(backend, backend.init(None, capacity=CAPACITY), ring_slots=ring_slots)
-    return ssm.extend(None, seq, [list(prompt)])[0]
-
-
 def test_s19_without_recurrent_planes_everything_is_the_length():
     """S19, SB31: no SSM layers; checkpoint and rollback work all the same."""
     seq = begun(attention_backend())
@@ -276,8 +212,19 @@ def test_s19_without_recurrent_planes_everything_is_the_length():
     assert ssm.rollback(opened, 2).state["kv"][0, :5].tolist() == [1, 2, 3, 4, 5]
 
 
+def test_sb36_a_crop_is_no_rollback_of_a_hybrid():
+    """SB36: the length alone leaves what every token overwrote; a rollback takes all planes, and none crops."""
+    seq = start()
+    later, _ = ssm.step(None, ssm.checkpoint(seq), [8, 9])
+    cropped = seq.backend.layout.with_lengths(later.state, seq.state["pos"])
+    assert set(sc.differing_planes(seq.backend, cropped, seq.state)) == {"h", "conv"}
+    assert sc.equal(seq.backend, ssm.rollback(later, 0).state, seq.state)
+    bare, _ = ssm.step(None, seq, [8, 9])
+    refuses(sc.RollbackError, lambda: ssm.rollback(bare, 0), bare.state, "no checkpoint")
+
+
 def test_s20_planes_that_nothing_undoes_are_named():
-    """S20, SB36: before anything moves."""
+    """S20: before anything moves."""
     seq = ssm.checkpoint(begun(opaque_backend()))
     assert ssm.rollback_unsupported(seq) == ("seen",) and ssm.rollback_unsupported(start()) == ()
     opened, _ = ssm.verify(None, seq, [[4, 5]])
@@ -285,17 +232,6 @@ def test_s20_planes_that_nothing_undoes_are_named():
         refuses(sc.RollbackError, call, opened.state, "`seen`")
     later = ssm.commit_accepted_prefix(opened, 2, 2)
     refuses(sc.RollbackError, lambda: ssm.rollback(later, 0), later.state, "`seen`")
-
-
-def test_a_ring_counts_from_the_highest_row_ever_written():
-    """A window of 9 rows was dropped, but its rows were written: the checkpoint 9 back is the farthest."""
-    seq = ssm.checkpoint(start())
-    opened, _ = ssm.verify(None, seq, np.ones((2, 9), int))
-    seq = ssm.commit_accepted_prefix(opened, 1, 9)
-    same("digit", ssm.rollback(seq, 0), PROMPT)  # 9 rows below the highest: just in reach
-    opened, _ = ssm.verify(None, seq, np.ones((2, 9), int))
-    seq = ssm.commit_accepted_prefix(opened, 1, 9)
-    refuses(sc.RollbackError, lambda: ssm.rollback(seq, 0), seq.state, "`ring`", "highest")
 
 
 # Strategies.
@@ -315,6 +251,22 @@ def test_strategies_and_their_costs():
     assert kept == ssm.plan(own, 4, None).num_bytes
 
 
+@pytest.mark.parametrize("name", ["digit-own", "decay-own"])
+def test_sb11_a_donating_verify_copies_no_recurrent_plane(name):
+    """SB11, S49: the window's state has the very buffers; what is kept are the inputs, as many bytes as planned."""
+    case = cases()[name]
+    seq = start(name, "replay")
+    layout = case.backend.layout
+    kept = layout.indices("position", "shift", "recurrent")
+    before = [layout.leaves(seq.state)[i].unsafe_buffer_pointer() for i in kept]
+    opened, _ = ssm.verify(case.params, seq, WINDOW, donate=True)
+    assert [layout.leaves(opened.state)[i].unsafe_buffer_pointer() for i in kept] == before
+    geometry = case.backend.geometry(case.params, batch=2, capacity=CAPACITY)
+    trace = sum(leaf.nbytes for leaf in jax.tree.leaves(opened.opened.window.trace))
+    assert trace == ssm.plan(geometry, 4, None).num_bytes
+    same(name, ssm.commit_accepted_prefix(opened, 2, 4, donate=True), [PROMPT[0] + [4, 5], PROMPT[1] + [1, 2]])
+
+
 def test_strategies_that_cannot_be_followed_are_refused():
     state = cases()["digit"].backend.init(None, capacity=8)
     for strategy in ("replay", "guess"):
@@ -322,174 +274,6 @@ def test_strategies_that_cannot_be_followed_are_refused():
             ssm.begin(cases()["digit"].backend, state, strategy=strategy)
     with pytest.raises(sc.GeometryError, match="tokens="):
         ssm.begin(cases()["digit"].backend, start().state)
-
-
-# The ring.
-
-
-def test_s22_a_ring_save_is_bits_and_is_not_consumed():
-    """S22, F42: NaN and -0.0 included; restored twice."""
-    case = cases()["decay"]
-    seq = start("decay")
-    odd = seq.state | {"h": seq.state["h"].at[0, 0, 0].set(jnp.nan).at[0, 1, 0].set(-0.0)}
-    seq = ssm.begin(case.backend, odd, tokens=PROMPT, ring_slots=2)
-    saved = ssm.save_ring(seq)
-    for _ in range(2):
-        later, _ = ssm.step(case.params, saved, [1, 2])
-        restored = ssm.restore_ring(later, 0)
-        assert sc.equal(case.backend, restored.state, odd)
-        saved = restored
-
-
-def test_s21_ring_slots_are_checked_before_anything_is_copied():
-    """S21, S25: out of range, never written, or no ring at all."""
-    seq = start(ring_slots=2)
-    for slot in (2, -1):
-        refuses(sc.RollbackError, lambda slot=slot: ssm.save_ring(seq, slot), seq.state, "does not exist")
-        refuses(sc.RollbackError, lambda slot=slot: ssm.restore_ring(seq, slot), seq.state, "does not exist")
-    refuses(sc.RollbackError, lambda: ssm.restore_ring(seq, 1), seq.state, "never written")
-    bare = start(ring_slots=0)
-    assert ssm.ring_slots(bare) == 0 and ssm.ring_slots(seq) == 2
-    refuses(sc.RollbackError, lambda: ssm.save_ring(bare), bare.state, "0 slots")
-
-
-def test_sequences_of_different_lengths_have_no_common_save():
-    opened, _ = ssm.verify(None, start(), WINDOW)
-    uneven = ssm.commit_accepted_prefix(opened, [1, 2], 4)
-    refuses(sc.UnsupportedError, lambda: ssm.save_ring(uneven), uneven.state, "[4, 5]")
-
-
-@given(moves=st.lists(st.one_of(st.integers(1, 3), st.integers(-6, -1)), max_size=40), num_slots=st.integers(1, 4))
-def test_s23_s24_ring_bookkeeping(moves, num_slots):
-    """S23, S24, SB07: slots are disjoint, at most cap; survivors live until cap new records."""
-    ring, length = ssm.Ring(num_slots), 0
-    saved = {}
-    for move in moves:
-        if move > 0:
-            length += move
-            ring, slot = ring.record(length)
-            saved[slot] = length
-        else:
-            length = max(0, length + move)
-            ring = ring.truncated(length)
-        slots = [entry.slot for entry in ring.entries]
-        assert len(set(slots)) == len(slots) <= num_slots
-        assert all(entry.position <= length for entry in ring.entries)
-        # What the entry says is what was last written there.
-        assert all(saved[entry.slot] == entry.position for entry in ring.entries)
-        free = num_slots - len(slots)
-        survivors, filled = set(ring.entries), ring
-        for extra in range(free):
-            filled, _ = filled.record(length + extra + 1)
-            assert survivors <= set(filled.entries)
-
-
-def test_s30_ring_depth():
-    """S30: five rules in order; `auto` or 0 to 8."""
-    assert ssm.choose_ring_slots(False, published=8).num_slots == 0
-    assert ssm.choose_ring_slots(True, published=3, switch=False).num_slots == 3
-    assert ssm.choose_ring_slots(True, switch=True, is_reachable=False).num_slots == 8
-    assert ssm.choose_ring_slots(True, switch=False).num_slots == 0
-    unreachable = ssm.choose_ring_slots(True, is_reachable=False)
-    assert unreachable.num_slots == 0 and unreachable.reason
-    assert ssm.choose_ring_slots(True) == ssm.RingDepth(8)
-    assert ssm.parse_ring_slots("auto") is None and ssm.parse_ring_slots("8") == 8
-    for text in ("9", "-1", "many", ""):
-        with pytest.raises(sc.RollbackError):
-            ssm.parse_ring_slots(text)
-
-
-def test_s31_ring_fit():
-    """S31, SB10: the ladder 8, 4, 2, 1, 0; 0 as well when the reserve itself does not fit."""
-    fit = lambda free, most=8: ssm.fit_ring_slots(most, bytes_per_slot=10, reserved_bytes=100, free_bytes=free)  # noqa: E731
-    assert [fit(free) for free in (180, 179, 140, 139, 120, 110, 109, 100, 99)] == [8, 4, 4, 2, 2, 1, 0, 0, 0]
-    assert fit(180, most=3) == 2
-
-
-def test_saves_copy_nothing_and_survive_donation():
-    """A save is by reference; donating steps write elsewhere, and the slots keep their bits."""
-    seq = start(ring_slots=3)
-    points = []
-    for token in (4, 5, 6):
-        seq = ssm.save_ring(seq)
-        points.append(host(seq.state))
-        leaves = seq.backend.layout.leaves(seq.state)
-        assert all(leaves[i] is plane for i, plane in seq.saved[len(points) - 1].items())
-        for _ in range(2):
-            seq, _ = ssm.step(None, seq, [token, token], donate=True)
-    assert seq.ring.next_slot == 0
-    back = ssm.restore_ring(seq, 1)
-    assert str(testing.digit_rows(back.state)) == str(testing.digit_rows(points[1]))
-    assert sorted(back.saved) == [0, 1]
-    refuses(sc.RollbackError, lambda: ssm.restore_ring(back, 2), back.state, "rolled back past")
-
-
-# Boundaries.
-
-MASK = np.arange(10) == 0  # token 0 ends a sentence
-
-
-def texted(tokens, *, ring_slots=4, save_at=()):
-    seq = start(prompt=[[9]], ring_slots=ring_slots)
-    for token in tokens:
-        seq, _ = ssm.step(None, seq, [token])
-        if len(seq.tokens[0]) - 1 in save_at:
-            seq = ssm.save_ring(seq)
-    return seq
-
-
-def decide(seq, mask=MASK, min_drop=1, **options):
-    return ssm.plan_boundary_rollback(seq, mask, num_prompt=1, min_drop=min_drop, **options)
-
-
-def test_s27_s29_the_last_boundary_with_its_state():
-    """S27, S29: it was saved after 2 and after 5 tokens; 7 are there; dropping at least one takes 5."""
-    seq = texted([1, 0, 2, 3, 0, 4, 4], save_at=(2, 5))
-    decision = decide(seq)
-    assert (decision.decline, decision.keep, decision.dropped) == (None, 5, 2)
-    back = ssm.apply_boundary_rollback(seq, decision)
-    same("digit", back, [[9, 1, 0, 2, 3, 0]])
-    assert back.ring.slot_at(6) is not None  # the boundary's own save is kept
-    assert decide(seq, min_drop=3).keep == 2
-    assert decide(seq, min_drop=7).decline is ssm.Decline.NO_BOUNDARY
-    assert decide(back, min_drop=1).keep == 2
-
-
-def test_s28_declining_in_order_and_changing_nothing():
-    """S28, SB08, SB09: each reason hides the later ones; the state is untouched."""
-    seq = texted([1, 0, 2], ring_slots=0)
-    before = host(seq.state)
-    order = [
-        ({"is_enabled": False, "is_streamed": True}, ssm.Decline.DISABLED),
-        ({"is_streamed": True, "num_rollbacks": 2}, ssm.Decline.STREAM_UNSAFE),
-        ({"num_rollbacks": 2, "mask": None}, ssm.Decline.CAP_REACHED),
-        ({"mask": None}, ssm.Decline.NO_BOUNDARY),
-        ({}, ssm.Decline.NO_SNAPSHOT),
-    ]
-    for options, reason in order:
-        decision = decide(seq, **options)
-        assert decision.decline is reason
-        refuses(sc.RollbackError, lambda decision=decision: ssm.apply_boundary_rollback(seq, decision), seq.state)
-    assert decide(texted([1, 0, 2], save_at=(1,))).decline is ssm.Decline.NO_SNAPSHOT
-    assert decide(texted([1, 2, 3], save_at=(1,))).decline is ssm.Decline.NO_BOUNDARY
-    opaque = begun(opaque_backend())
-    assert decide(opaque, num_rollbacks=2).decline is ssm.Decline.NOT_REWINDABLE
-    assert_bits(before, seq.state)
-    with pytest.raises(sc.UnsupportedError, match="2 sequences"):
-        decide(start())
-
-
-def test_boundaries_without_recurrent_state_need_no_ring():
-    """S19, S25: a disabled ring does not send a hybrid down this path."""
-    seq = begun(attention_backend(), prompt=[9, 1, 0, 2, 3])
-    decision = decide(seq)
-    assert (decision.keep, decision.slot) == (2, None)
-    assert ssm.apply_boundary_rollback(seq, decision).state["pos"].tolist() == [3]
-
-
-def test_boundary_mask_of_a_tokenizer(tiny):
-    mask = ssm.boundary_mask(tiny.tokenizer, 256)
-    assert [chr(token) for token in np.flatnonzero(mask)] == ["\n", "!", ".", "?"]
 
 
 # Asynchronous variants, and the finite guard.
@@ -547,11 +331,6 @@ def test_s54_rounds_of_speculation_are_plain_decoding(name, strategy, data):
 # Checkpoints in a prefix cache.
 
 
-def cached(name="digit", **options):
-    case = cases()[name]
-    return sc.PrefixCache(case.backend, case.params, capacity=CAPACITY, **options)
-
-
 def test_s36_s37_checkpoints_while_decoding():
     """S36, S37, S40, SB03: due by the tokens held, once a boundary, registered at the true count."""
     cache = cached(num_slots=8, block_size=2, interval=2)
@@ -581,21 +360,6 @@ def test_s38_s39_only_committed_tokens_and_never_a_failure():
     assert ssm.snapshot_occupancy(none) is None
 
 
-def test_s26_a_save_that_fails_leaves_the_ring_as_it_was(monkeypatch):
-    """S26: the entry and the planes change together or not at all."""
-    seq = ssm.save_ring(start())
-
-    def fail(*args, **options):
-        raise MemoryError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(dataclasses, "replace", fail)
-        with pytest.raises(MemoryError):
-            ssm.save_ring(seq)
-    assert [entry.slot for entry in seq.ring.entries] == [0]
-    same("digit", ssm.restore_ring(seq, 0), PROMPT)
-
-
 # What goes back drops what was kept of the tokens that are gone.
 
 
@@ -608,40 +372,6 @@ def test_a_checkpoint_does_not_survive_going_back_past_it():
     seq, _ = ssm.extend(None, seq, [[7, 8]])
     refuses(sc.RollbackError, lambda: ssm.rollback(seq, 0), seq.state, "no checkpoint")
     same("digit", seq, [[1, 2, 7, 8]])
-
-
-def test_a_ragged_rollback_drops_saves_of_any_dropped_token():
-    seq = start(prompt=[[1, 2, 3], [1, 2, 3]])
-    opened, _ = ssm.verify(None, seq, [[4], [4]], num_valid=[0, 1])
-    uneven = ssm.checkpoint(ssm.commit_accepted_prefix(opened, [0, 1], 1))
-    level, _ = ssm.extend(None, uneven, [[5], [0]], num_valid=[1, 0])
-    back = ssm.rollback(ssm.save_ring(level), 0)
-    assert back.ring.entries == () and back.saved == {}
-    refuses(sc.RollbackError, lambda: ssm.restore_ring(back, 0), back.state)
-
-
-def test_stale_decisions_are_refused():
-    """S28: planned at another length, or its slot was used again."""
-    seq = texted([1, 0, 2, 3], ring_slots=1, save_at=(2,))
-    decision = decide(seq)
-    later, _ = ssm.step(None, seq, [4])
-    overwritten = ssm.save_ring(seq)
-    for moved in (later, overwritten, ssm.apply_boundary_rollback(seq, decision)):
-        refuses(
-            sc.RollbackError,
-            lambda moved=moved: ssm.apply_boundary_rollback(moved, decision),
-            moved.state,
-            "Plan again",
-        )
-    plain = begun(attention_backend(), prompt=[9, 1, 0, 2, 3])
-    decision = decide(plain)
-    back = ssm.apply_boundary_rollback(plain, decision)
-    refuses(sc.RollbackError, lambda: ssm.apply_boundary_rollback(back, decision), back.state, "Plan again")
-    for options in ({"num_prompt": -1}, {"min_drop": -1}):
-        with pytest.raises(sc.GeometryError):
-            ssm.plan_boundary_rollback(seq, MASK, **({"num_prompt": 1, "min_drop": 1} | options))
-    with pytest.raises(sc.RollbackError, match="mask has 2"):
-        decide(seq, mask=MASK[:2])
 
 
 def test_tokens_and_slots_are_whole_numbers():
@@ -704,11 +434,3 @@ def test_checkpoints_are_due_again_after_a_rollback():
     assert cache.lookup([1, 2, 7, 8, 9]).num_tokens == 4
     with pytest.raises(sc.IdentityError):
         ssm.marconi_checkpoint(seq, cached("digit-own"))
-
-
-def test_saves_prefer_free_slots():
-    """S24: an explicit slot does not make the next save evict while others are free."""
-    ring = ssm.Ring(4)
-    for slot in (1, 0):
-        ring, _ = ring.record(slot + 5, slot)
-    assert ring.next_slot == 2

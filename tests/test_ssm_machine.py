@@ -54,12 +54,23 @@ class SequenceMachine(RuleBasedStateMachine):
         self.kept = [list(row) for row in self.history]
 
     @precondition(lambda self: self.window is None and self.room() >= WIDTH)
-    @rule(data=st.data())
-    def verify(self, data):
+    @rule(data=st.data(), donate=st.booleans())
+    def extend(self, data, donate):
+        tokens, valid = self.draw_rows(data)
+        self.seq, _ = ssm.extend(self.case.params, self.seq, tokens, num_valid=valid, donate=donate)
+        self.window = tokens, valid
+        self.resolve(valid)
+
+    @precondition(lambda self: self.window is None and self.room() >= WIDTH)
+    @rule(data=st.data(), donate=st.booleans())
+    def verify(self, data, donate):
+        tokens, valid = self.draw_rows(data)
+        self.seq, _ = ssm.verify(self.case.params, self.seq, tokens, num_valid=valid, donate=donate)
+        self.window = tokens, valid
+
+    def draw_rows(self, data):
         tokens = np.array(data.draw(st.lists(st.integers(0, 9), min_size=2 * WIDTH, max_size=2 * WIDTH)))
-        valid = data.draw(st.lists(st.integers(0, WIDTH), min_size=2, max_size=2))
-        self.seq, _ = ssm.verify(self.case.params, self.seq, tokens.reshape(2, WIDTH), num_valid=valid)
-        self.window = tokens.reshape(2, WIDTH), valid
+        return tokens.reshape(2, WIDTH), data.draw(st.lists(st.integers(0, WIDTH), min_size=2, max_size=2))
 
     @precondition(lambda self: self.window is not None)
     @rule(data=st.data(), donate=st.booleans())
@@ -70,13 +81,13 @@ class SequenceMachine(RuleBasedStateMachine):
         self.resolve(counts)
 
     @precondition(lambda self: self.window is not None and self.kept == self.history)
-    @rule(data=st.data(), again=st.booleans())
-    def rollback(self, data, again):
+    @rule(data=st.data(), again=st.booleans(), donate=st.booleans())
+    def rollback(self, data, again, donate):
         counts = [data.draw(st.integers(0, most)) for most in self.window[1]]
         if again:
             self.seq = ssm.sync(ssm.start_rollback_and_checkpoint(self.seq, counts))
         else:
-            self.seq = ssm.rollback(self.seq, counts)
+            self.seq = ssm.rollback(self.seq, counts, donate=donate)
         self.resolve(counts)
         if again:
             self.kept = [list(row) for row in self.history]
@@ -175,13 +186,21 @@ def run_machine(base, **attributes):
     machine.TestCase("runTest").runTest()
 
 
-@pytest.mark.parametrize(("name", "strategy"), [("digit", "select"), ("digit-own", "replay"), ("digit", "rerun")])
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        pytest.param("digit", "select", marks=pytest.mark.slow),
+        ("digit-own", "replay"),
+        pytest.param("digit", "rerun", marks=pytest.mark.slow),
+    ],
+)
 def test_any_order_of_operations(name, strategy):
     """S12, S14, S23, S46: 70 runs of 50 rules for each of three strategies."""
     run_machine(SequenceMachine, name=name, strategy=strategy, runs=70)
 
 
 @pytest.mark.slow
-def test_any_order_of_operations_on_the_embedded_model(tiny):
-    """S12, S14, S23, S46: 200 runs of 50 rules, with its own verify and replay."""
-    run_machine(TinyMachine, model=tiny, strategy="replay", runs=200)
+@pytest.mark.parametrize(("strategy", "runs"), [("replay", 200), ("select", 40), ("rerun", 40)])
+def test_any_order_of_operations_on_the_embedded_model(tiny, strategy, runs):
+    """S12, S14, S23, S46: 200 runs of 50 rules with its own verify and replay, 40 for each other strategy."""
+    run_machine(TinyMachine, model=tiny, strategy=strategy, runs=runs)

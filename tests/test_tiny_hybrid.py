@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 import statecore as sc
 from statecore import testing
-from statecore.models import TinyHybridConfig, forward
+from statecore.models import TinyHybridConfig, forward, tiny_hybrid
+from statecore.models.mixers import _recurrence
 from statecore.testing import strategies
 
 CAPACITY = 160
 WIDTH = 9  # longer than the convolution; the attention window is 64, of a ring of 96
 VOCAB = 256
-CONFIG = TinyHybridConfig()
+DECODER = tiny_hybrid(TinyHybridConfig())
 few = settings(max_examples=12)
 # Around the attention window, and where windows wrap the ring.
 LENGTHS = [0, 1, 3, 63, 64, 65, 90, 95, 96, 131]
@@ -48,6 +49,7 @@ def test_the_geometry(tiny):
     assert 1e6 < sum(leaf.size for leaf in jax.tree.leaves(tiny.params)) < 3e6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "tolerance"), [("exact", None), ("fast", 1e-5)])
 @few
 @given(data=st.data())
@@ -89,7 +91,7 @@ def test_dropped_rows_may_hold_nan(tiny, states, counts):
         for plane in ("key", "value"):
             state[plane] = state[plane].at[:, row, rows].set(jnp.nan)
         for plane in ("ring_key", "ring_value"):
-            state[plane] = state[plane].at[:, row, rows % CONFIG.ring_rows].set(jnp.nan)
+            state[plane] = state[plane].at[:, row, rows % TinyHybridConfig().ring_rows].set(jnp.nan)
     dirty = dataclasses.replace(window, state=state, trace=jax.tree.map(poison, window.trace))
     clean_state, dirty_state = (sc.commit(tiny.backend, opened, counts) for opened in (window, dirty))
     assert sc.equal(tiny.backend, clean_state, dirty_state)
@@ -101,6 +103,28 @@ def test_dropped_rows_may_hold_nan(tiny, states, counts):
         np.testing.assert_array_equal(np.array(advance(clean_state)), np.array(advance(dirty_state)))
 
 
+@pytest.mark.parametrize("counts", [[0, 4], [4, 1], [3, 4]])
+def test_replay_has_the_bits_of_rows_one_by_one(counts):
+    """S34: at every count, ragged, and whatever the rejected rows hold, -0.0 included."""
+    keys = jax.random.split(jax.random.key(1), 4)
+    drive = _recurrence.Drive(
+        -jax.random.uniform(keys[0], (3, 2, 4, 5)),
+        jax.random.normal(keys[1], (3, 2, 4, 5, 16)),
+        jax.random.normal(keys[2], (3, 2, 4, 1, 32)),
+    )
+    start = jax.random.normal(keys[3], (3, 2, 5, 16, 32)).at[0].set(-0.0)
+    kept = np.arange(4) < np.array(counts)[:, None]
+    holes = [kept[None, ..., *[None] * (leaf.ndim - 3)] for leaf in drive]
+    dirty = _recurrence.Drive(*[jnp.where(hole, leaf, jnp.nan) for hole, leaf in zip(holes, drive, strict=True)])
+    replay = jax.jit(_recurrence.replay)
+    expected = start
+    for row in range(4):
+        one = jax.tree.map(lambda leaf, row=row: leaf[:, :, row : row + 1], dirty)
+        expected = replay(expected, one, jnp.array(kept[:, row], jnp.int32))
+    found = replay(start, dirty, jnp.array(counts, jnp.int32))
+    assert np.array(found).tobytes() == np.array(expected).tobytes()
+
+
 @few
 @given(data=st.data())
 def test_law_2_chunks_within_rounding(tiny, states, data):
@@ -110,9 +134,22 @@ def test_law_2_chunks_within_rounding(tiny, states, data):
     testing.check_padding(tiny.backend, tiny.params, state, batch.tokens, batch.num_valid, tolerance=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cuts", [[], [0], [1, 1, 2], [9, 18]])
 def test_law_2_cuts(tiny, states, cuts):
     testing.check_chunks(tiny.backend, tiny.params, states[63], TEXT[:, :27], cuts, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("counts", [[5, 5], [0, 3], [1, 5]])
+def test_the_last_logits_are_those_of_all(tiny, states, counts):
+    """They are computed alone, whatever rows a sequence has, and NaN where it has none."""
+    state, tokens = states[0], [list(b"to be"), list(b"or no")]
+    after, logits = sc.extend(tiny.backend, tiny.params, state, tokens, num_valid=counts)
+    alone, last = sc.extend(tiny.backend, tiny.params, state, tokens, num_valid=counts, logits="last")
+    assert_bits(after, alone)
+    for row, count in enumerate(counts):
+        wanted = np.array(logits[row, count - 1]) if count else np.full(256, np.nan, np.float32)
+        np.testing.assert_allclose(np.array(last[row]), wanted, rtol=0, atol=1e-5)
 
 
 def test_f49_law_2_across_the_whole_ring(tiny):
@@ -121,7 +158,7 @@ def test_f49_law_2_across_the_whole_ring(tiny):
     got, logits = sc.extend(tiny.backend, tiny.params, state, TEXT[:, :128])
     steps = testing.raw_states(tiny.backend, tiny.params, state, TEXT[:, :128])
     testing.assert_same(tiny.backend, got, steps[-1], law="chunks", case="128 tokens", tolerance=1e-5)
-    passed = jax.jit(partial(forward, CONFIG))(tiny.params, TEXT[:, :128])
+    passed = jax.jit(partial(forward, DECODER))(tiny.params, TEXT[:, :128])
     np.testing.assert_allclose(np.array(logits), np.array(passed), atol=1e-4)
 
 
@@ -187,6 +224,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
     assert jax.tree.structure(load_weights(tmp_path / "w.safetensors", like)) == jax.tree.structure(like)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_speculation_gives_the_same_text(tiny, temperature):
     """Batch of two with different prompts; `lossless` verifies with single steps."""

@@ -356,6 +356,18 @@ def test_equality_across_capacities():
     assert sc.equal(case.backend, small, large)
 
 
+def test_last_logits_of_the_wrong_axes_are_refused():
+    digit = cases()["digit"]
+    functions = digit.backend.functions
+
+    def extend_last(params, state, tokens, num_valid):
+        return digit.backend.run_extend(params, state, tokens, num_valid)
+
+    backend = sc.Backend(init=functions.init, step=functions.step, extend_last=extend_last, planes=digit.backend.planes)
+    with pytest.raises(sc.GeometryError, match="`extend_last` returned logits"):
+        sc.extend(backend, None, digit.state(length=5), WINDOW, logits="last")
+
+
 def test_the_example_step_from_verify_and_replay():
     """A backend with verify and replay alone: its step is a window of one row."""
     digit, own = cases()["digit"], cases()["digit-own"]

@@ -9,8 +9,10 @@ from statecore.backend._model import Model as Model
 from statecore.backend._model import Tokenizer as Tokenizer
 from statecore.backend._registry import Registry as Registry
 from statecore.backend._registry import default_registry as default_registry
+from statecore.backend._registry import find_model as find_model
 from statecore.backend._registry import load as load
 from statecore.backend._transitions import check_mode as check_mode
+from statecore.backend._transitions import checked_rows as checked_rows
 from statecore.backend._transitions import clear_refusal as clear_refusal
 from statecore.backend._transitions import commit as commit
 from statecore.backend._transitions import differing_planes as differing_planes
@@ -25,7 +27,7 @@ from statecore.backend._window import Window as Window
 
 __all__ = [
     "Backend", "Identity", "Load", "Model", "Registry", "Tokenizer", "Window",
-    "check_mode", "checks", "clear_refusal", "commit", "default_registry",
-    "differing_planes", "equal", "extend", "is_refused", "launch", "load", "put_rows",
+    "check_mode", "checked_rows", "checks", "clear_refusal", "commit", "default_registry",
+    "differing_planes", "equal", "extend", "find_model", "is_refused", "launch", "load", "put_rows",
     "step", "take_rows", "verify",
 ]  # fmt: skip

@@ -43,6 +43,9 @@ class Backend:
         of the state is None here too.
       extend: `extend(params, state, tokens[B, T], num_valid[B]) -> (state, logits[B, T, V])`.
         Without it, chunks are scanned steps, bit for bit.
+      extend_last: as `extend`, but logits `[B, V]` after each sequence's last token that
+        counts, for prompts, of which nobody reads the others. Without it, they are taken
+        out of those of `extend`.
       verify: `verify(params, state, tokens[B, K], num_valid[B]) -> (state, logits[B, K, V],
         trace)`; it writes append and sliding planes only. Without it, every step of a
         window is kept.
@@ -63,6 +66,7 @@ class Backend:
         planes: PyTree,
         step: StepFn | None = None,
         extend: ExtendFn | None = None,
+        extend_last: ExtendFn | None = None,
         verify: VerifyFn | None = None,
         replay: ReplayFn | None = None,
         name: str | None = None,
@@ -82,7 +86,8 @@ class Backend:
             raise UnsupportedError("A backend needs `step`, or `verify` and `replay` to derive it from.")
         step = keeps_structure(self.layout, "step", step)
         extend = None if extend is None else keeps_structure(self.layout, "extend", extend)
-        self.functions = Functions(init, step, extend, verify, replay)
+        extend_last = None if extend_last is None else keeps_structure(self.layout, "extend_last", extend_last)
+        self.functions = Functions(init, step, extend, extend_last, verify, replay)
         self.name: str = name or getattr(init, "__module__", "backend").rpartition(".")[2]
         self.origin = Origin()
         self.compiled: dict[tuple, Callable] = {}
@@ -163,6 +168,10 @@ class Backend:
     def run_step(self, params, state, tokens, live):
         """Takes one token in the rows where `live` `[B]`."""
         return _derive.masked_step(self.layout, self.functions.step, params, state, tokens, live)
+
+    def run_step_alone(self, params, state, tokens, live):
+        """Takes one token of each sequence, all of them `live`, with the bits of a step under its own jit."""
+        return _derive.step_alone(self.functions.step, params, state, tokens, live)
 
     def run_extend(self, params, state, tokens, num_valid):
         """Takes a chunk; see `ExtendFn`. A chunk of no tokens is not the user's to handle."""

@@ -41,6 +41,21 @@ def masked_step(
     return layout.unflatten(merged), logits
 
 
+def step_alone(
+    step: StepFn, params: PyTree, state: PyTree, tokens: jax.Array, live: jax.Array
+) -> tuple[PyTree, jax.Array]:
+    """Returns the state one token on and logits `[B, V]`, where some sequence is live, as all must be then.
+
+    The `lax.cond` is what keeps the compiler from fusing the step with what uses it.
+    """
+    logits_struct = jax.eval_shape(step, params, state, tokens)[1]
+
+    def skip():
+        return state, jnp.zeros(logits_struct.shape, logits_struct.dtype)
+
+    return jax.lax.cond(jnp.any(live), lambda: step(params, state, tokens), skip)
+
+
 def _merge(plane: Plane, old: jax.Array, new: jax.Array, live: jax.Array, lengths: jax.Array) -> jax.Array:
     """Returns `new` in the live rows and `old` in the others."""
     if plane.kind == "constant":
@@ -90,6 +105,46 @@ def verify(
     state = layout.unflatten([new[i] if i in written else old[i] for i in range(len(old))])
     trace = {"steps": steps, "final": [new[i] for i in layout.indices("opaque")]}
     return state, jnp.moveaxis(logits, 0, 1), trace
+
+
+def draft(layout, step, pick, params, state, given, num_given, num_rows, picking, width):
+    """Returns what `verify` does for tokens that are picked on the way, and what was picked.
+
+    Args:
+      layout, step, params, state: the model's.
+      pick: `pick(picking, logits[B, V], place[B]) -> (tokens[B], out)`; `place` counts the tokens picked
+        before, and is below 0 while given tokens are fed.
+      given: `[B, G]`, fed first.
+      num_given: `[B]`, how many of them count, at least 1.
+      num_rows: `[B]`, tokens fed in all.
+      picking: what `pick` needs.
+      width: picks of each sequence.
+
+    Returns:
+      the state with its rows written, the tokens `[B, width]` and `out` `[B, width, ...]` of each pick,
+      and the trace.
+    """
+    kept = layout.indices("shift", "recurrent")
+    most = given.shape[1] + width - 1
+
+    def body(carry, index):
+        state, token = carry
+        fed = jnp.where(index < num_given, given[:, jnp.minimum(index, given.shape[1] - 1)], token)
+        state, logits = masked_step(layout, step, params, state, fed, index < num_rows)
+        token, out = pick(picking, logits, index - (num_given - 1))
+        leaves = layout.leaves(state)
+        return (state, token), (token, out, [leaves[i] for i in kept])
+
+    (after, _), (tokens, outs, steps) = jax.lax.scan(body, (state, given[:, 0]), jnp.arange(most))
+    old, new = layout.leaves(state), layout.leaves(after)
+    written = layout.indices("append", "sliding")
+    state = layout.unflatten([new[i] if i in written else old[i] for i in range(len(old))])
+    places = jnp.minimum(num_given[:, None] - 1 + jnp.arange(width), most - 1)
+
+    def at_places(leaf):
+        return jax.vmap(lambda rows, at: rows[at], in_axes=(1, 0))(leaf, places)
+
+    return state, at_places(tokens), jax.tree.map(at_places, outs), {"steps": steps, "final": []}
 
 
 def select(layout: Layout, state: PyTree, trace: PyTree, num_rows: jax.Array) -> PyTree:

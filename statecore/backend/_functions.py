@@ -57,6 +57,7 @@ class Functions(NamedTuple):
     init: InitFn
     step: StepFn
     extend: ExtendFn | None
+    extend_last: ExtendFn | None
     verify: VerifyFn | None
     replay: ReplayFn | None
 
@@ -65,6 +66,7 @@ class Functions(NamedTuple):
 WRITES: dict[str, tuple[str, ...]] = {
     "step": ("position", "append", "sliding", "shift", "recurrent", "opaque"),
     "extend": ("position", "append", "sliding", "shift", "recurrent", "opaque"),
+    "extend_last": ("position", "append", "sliding", "shift", "recurrent", "opaque"),
     "verify": ("append", "sliding"),
     "replay": ("position", "shift", "recurrent", "opaque"),
 }
@@ -94,7 +96,7 @@ def keeps_structure(layout: Layout, name: str, function: Callable[..., Any]) -> 
         state = layout.unflatten(kept)
         if name == "replay":
             return state
-        _check_logits(name, args[2], result[1])
+        _check_logits(name, args[2][:, 0] if name == "extend_last" else args[2], result[1])
         return (state, *result[1:])
 
     return checked

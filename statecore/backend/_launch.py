@@ -9,19 +9,41 @@ Nothing here checks anything; a plain caller goes through `_transitions`, a runt
 checks against its own mirror first.
 """
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from statecore._pytree import check_unaliased, copy_leaves, is_traced, named_leaves, unshared
 from statecore._typing import PyTree
+from statecore.backend import _derive
 from statecore.backend._backend import Backend, strong
 from statecore.backend._functions import WRITES
 from statecore.state import Layout
 
 Split = tuple[list[jax.Array], list[jax.Array]]
 Shared = tuple[int, ...]
+
+
+class Loop(NamedTuple):
+    """What a loop of windows does between transitions; all of it traceable.
+
+    widths: that windows are cut to, growing; the last is `K`.
+    goes_on: `goes_on(carry) -> bool`.
+    guess: `guess(carry) -> (carry, window[B, K], counts[B])`; a sequence of count 0 has ended.
+    accept: `accept(carry, logits[B, N, V], window[B, N], counts[B]) -> (carry, num_rows[B])`, `N` being 1
+      after a step, of which the rows cannot be dropped.
+    """
+
+    widths: tuple[int, ...]
+    goes_on: Callable[[Any], jax.Array]
+    guess: Callable[[Any], tuple[Any, jax.Array, jax.Array]]
+    accept: Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[Any, jax.Array]]
+
+
+Pick = Callable[[Any, jax.Array, jax.Array], tuple[Any, jax.Array, PyTree]]
 
 
 def _split(layout: Layout, state: PyTree, first: Sequence[int]) -> Split:
@@ -112,6 +134,123 @@ def step(backend: Backend, params: PyTree, state: PyTree, tokens, *, donate: boo
     return _run(backend, "step", donate, state, run, (params, tokens), shared=shared)
 
 
+def step_live(
+    backend: Backend, params: PyTree, state: PyTree, tokens, live, *, donate: bool, shared: Shared = ()
+) -> tuple[PyTree, jax.Array]:
+    """Takes one token in the rows where `live` `[B]`: state, and logits `[B, V]` that are NaN in the others."""
+
+    def run(state, params, tokens, live):
+        state, logits = backend.run_step(params, state, tokens, live)
+        return state, blank(logits, live)
+
+    return _run(backend, "step", donate, state, run, (params, tokens, live), ("live",), shared)
+
+
+def decode(
+    backend: Backend,
+    params: PyTree,
+    state: PyTree,
+    tokens,
+    picking: PyTree,
+    pick: Pick,
+    *,
+    num_tokens: int,
+    is_masked: bool,
+    donate: bool,
+    shared: Shared = (),
+) -> tuple[PyTree, PyTree, PyTree]:
+    """Runs `num_tokens` steps and what picks the token after each, in one scan.
+
+    Each step has the bits of a step alone. Without `is_masked` every sequence must be live
+    throughout, and no step pays for selecting.
+
+    Args:
+      backend: the model's functions.
+      params: its parameters.
+      state: of `B` sequences.
+      tokens: `[B]`, the pending ones.
+      picking: what `pick` carries from step to step.
+      pick: `pick(picking, logits[B, V], tokens[B]) -> (picking, tokens[B], out)`; `picking.live`
+        `[B]` says which sequences the next step advances. One object for one way to pick.
+      num_tokens: steps.
+      is_masked: whether sequences may end on the way.
+      donate: whether `state` may be consumed.
+      shared: as in `step`.
+
+    Returns:
+      the state, `picking` after the last step, and `out` of each step, stacked in front.
+    """
+
+    def run(state, params, tokens, picking):
+        def one(carry, _):
+            state, tokens, picking = carry
+            if is_masked:
+                state, logits = backend.run_step(params, state, tokens, picking.live)
+            else:
+                state, logits = backend.run_step_alone(params, state, tokens, picking.live)
+            picking, tokens, out = pick(picking, logits, tokens)
+            return (strong(state), tokens, picking), out
+
+        (state, _, picking), outs = jax.lax.scan(one, (strong(state), tokens, picking), length=num_tokens)
+        return state, picking, outs
+
+    static = ("decode", pick, num_tokens, is_masked)
+    return _run(backend, "step", donate, state, run, (params, tokens, picking), static, shared)
+
+
+def speculate(
+    backend: Backend,
+    params: PyTree,
+    state: PyTree,
+    carry: PyTree,
+    loop: Loop,
+    *,
+    mode: str,
+    donate: bool,
+    shared: Shared = (),
+) -> tuple[PyTree, PyTree]:
+    """Guesses, verifies, accepts and commits until `loop` has enough, in one loop on the device.
+
+    A round in which nothing is guessed is a step, which a window of one row would be dearer than.
+
+    Args:
+      backend: the model's functions.
+      params: its parameters.
+      state: of `B` sequences.
+      carry: what `loop` carries.
+      loop: what is done between transitions. One object for one way to do it.
+      mode: of the verifies.
+      donate: whether `state` may be consumed.
+      shared: as in `step`.
+
+    Returns:
+      the state, and `carry` after the last round.
+    """
+
+    def run(state, params, carry):
+        def verified(width, state, carry, window, counts):
+            window = window[:, :width]
+            state, logits, trace = backend.run_verify(params, state, window, counts, mode)
+            carry, num_rows = loop.accept(carry, logits, window, counts)
+            return strong(backend.run_commit(state, trace, num_rows, mode)), carry
+
+        def stepped(state, carry, window, counts):
+            state, logits = backend.run_step(params, state, window[:, 0], counts > 0)
+            return strong(state), loop.accept(carry, logits[:, None], window[:, :1], counts)[0]
+
+        def one(both):
+            state, carry = both
+            carry, window, counts = loop.guess(carry)
+            choice = sum(jnp.max(counts) > width for width in (1, *loop.widths[:-1]))
+            return jax.lax.switch(choice, transitions, state, carry, window, counts)
+
+        transitions = [stepped, *[functools.partial(verified, width) for width in loop.widths]]
+
+        return jax.lax.while_loop(lambda both: loop.goes_on(both[1]), one, (strong(state), carry))
+
+    return _run(backend, "step", donate, state, run, (params, carry), ("speculate", loop, mode), shared)
+
+
 def extend(
     backend: Backend,
     params: PyTree,
@@ -126,19 +265,44 @@ def extend(
     """Runs a chunk: state and the logits asked for."""
 
     def run(state, params, tokens, num_valid):
-        state, all_logits = backend.run_extend(params, state, tokens, num_valid)
-        return state, wanted_logits(all_logits, num_valid, logits)
+        return read_chunk(backend, params, state, tokens, num_valid, logits)
 
     return _run(backend, "extend", donate, state, run, (params, tokens, num_valid), (logits,), shared)
 
 
-def verify(backend: Backend, params: PyTree, state: PyTree, tokens, num_valid, *, mode: str, donate: bool):
+def verify(
+    backend: Backend,
+    params: PyTree,
+    state: PyTree,
+    tokens,
+    num_valid,
+    *,
+    mode: str,
+    donate: bool,
+    shared: Shared = (),
+):
     """Runs a window: state with its rows written, logits `[B, K, V]` and the trace."""
 
     def run(state, params, tokens, num_valid):
         return backend.run_verify(params, state, tokens, num_valid, mode)
 
-    return _run(backend, "verify", donate, state, run, (params, tokens, num_valid), (mode,))
+    return _run(backend, "verify", donate, state, run, (params, tokens, num_valid), (mode,), shared)
+
+
+def draft(
+    backend: Backend, params: PyTree, state: PyTree, given, num_given, num_rows, picking: PyTree, pick, *, width: int
+) -> tuple[PyTree, jax.Array, PyTree, PyTree]:
+    """Feeds `given` tokens and then those that `pick` picks; see `_derive.draft`. Donates `state`.
+
+    The position stays where it was: `commit` in mode `exact` keeps any prefix of what was fed.
+    """
+
+    def run(state, params, given, num_given, num_rows, picking):
+        functions, layout = backend.functions, backend.layout
+        return _derive.draft(layout, functions.step, pick, params, state, given, num_given, num_rows, picking, width)
+
+    args = (params, given, num_given, num_rows, picking)
+    return _run(backend, "verify", True, state, run, args, ("draft", pick, width))
 
 
 def commit(
@@ -150,6 +314,16 @@ def commit(
         return (backend.run_commit(state, trace, num_rows, mode),)
 
     return _run(backend, "commit", donate, state, run, (trace, num_rows), (mode,), shared)[0]
+
+
+def read_chunk(backend: Backend, params, state, tokens, num_valid, wanted: str):
+    """Returns the state after a chunk and the logits asked for, of which no others are computed if possible."""
+    extend_last = backend.functions.extend_last
+    if wanted == "last" and extend_last is not None and tokens.shape[1]:
+        state, logits = extend_last(params, state, tokens, num_valid)
+        return state, blank(logits, num_valid > 0)
+    state, logits = backend.run_extend(params, state, tokens, num_valid)
+    return state, wanted_logits(logits, num_valid, wanted)
 
 
 def wanted_logits(logits: jax.Array, num_valid: jax.Array, wanted: str) -> jax.Array | None:

@@ -13,7 +13,7 @@ import numpy as np
 from statecore._errors import GeometryError
 from statecore.backend import _checks as checks
 from statecore.backend._backend import Backend
-from statecore.backend._launch import blank, wanted_logits
+from statecore.backend._launch import blank, read_chunk
 from statecore.backend._window import Window
 from statecore.state import Layout, equality, put, state_geometry, take
 
@@ -71,8 +71,8 @@ def extend(backend: Backend, params, state, tokens, num_valid, *, logits):
     refused, tokens, num_valid = _clean_rows(backend, params, state, tokens, num_valid)
     refused |= marked
     num_valid = jnp.where(refused, 0, num_valid)
-    state, all_logits = backend.run_extend(params, state, tokens, num_valid)
-    return mark(layout, state, refused), wanted_logits(all_logits, num_valid, logits)
+    state, wanted = read_chunk(backend, params, state, tokens, num_valid, logits)
+    return mark(layout, state, refused), wanted
 
 
 def _clean_rows(backend: Backend, params, state, tokens, num_valid):

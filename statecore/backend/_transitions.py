@@ -98,7 +98,7 @@ def extend(
     _checks.check_logits(logits)
     if is_traced(state, tokens, num_valid):
         return _traced.extend(backend, params, state, tokens, num_valid, logits=logits)
-    array, counts = _checked_rows(backend, params, state, tokens, num_valid)
+    array, counts = checked_rows(backend, params, state, tokens, num_valid)
     return _launch.extend(backend, params, state, array, counts, logits=logits, donate=donate)
 
 
@@ -145,7 +145,7 @@ def verify(
             limit = backend.layout.undo_limit(backend.layout.leaves(state))
             _checks.check_undo(limit, np.array([np.shape(tokens)[1]]))
         return _traced.verify(backend, params, state, tokens, num_valid, mode=mode)
-    array, counts = _checked_rows(backend, params, state, tokens, num_valid)
+    array, counts = checked_rows(backend, params, state, tokens, num_valid)
     _checks.check_undo(backend.layout.undo_limit(backend.layout.leaves(state)), counts)
     state, logits, trace = _launch.verify(backend, params, state, array, counts, mode=mode, donate=donate)
     return Window(
@@ -304,7 +304,7 @@ def check_mode(backend: Backend, mode: str | None) -> str:
     return mode
 
 
-def _checked_rows(backend: Backend, params, state, tokens, num_valid) -> tuple[np.ndarray, np.ndarray]:
+def checked_rows(backend: Backend, params, state, tokens, num_valid) -> tuple[np.ndarray, np.ndarray]:
     """Returns int32 tokens `[B, T]` and counts `[B]`, all checks passed."""
     lengths = read_lengths(backend, state)
     array = _checks.check_tokens(tokens, len(lengths), 2)

@@ -1,4 +1,4 @@
-"""The command line: `statecore demo` and `statecore generate`."""
+"""The command line: `statecore demo`, `statecore generate` and `statecore inspect`."""
 
 import argparse
 import sys
@@ -6,7 +6,7 @@ import sys
 import jax
 
 from statecore import StateError, __version__
-from statecore.cli import _demo, _generate
+from statecore.cli import _demo, _generate, _inspect
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -16,6 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _demo.add_parser(commands)
     _generate.add_parser(commands)
+    _inspect.add_parser(commands)
     args = parser.parse_args(argv)
     try:
         return args.run(args)

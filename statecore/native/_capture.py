@@ -5,11 +5,24 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from statecore._pytree import check_alike, check_alive, check_unaliased, copy_leaves, is_traced, named_leaves
+from statecore._errors import UnsupportedError
+from statecore._pytree import (
+    check_alike,
+    check_alive,
+    check_kept,
+    check_unaliased,
+    copy_leaves,
+    is_traced,
+    named_leaves,
+)
 from statecore._typing import PyTree
+from statecore.backend import Backend
+from statecore.native._compact import compact, consume
 
 
-def capture(state: PyTree, *, into: PyTree | None = None) -> PyTree:
+def capture(
+    state: PyTree, *, into: PyTree | None = None, mode: str = "fresh", backend: Backend | None = None
+) -> PyTree:
     """Returns an independent copy of `state`. Donates `into`, never `state`.
 
     Whatever happens to `state` later, donation included, the copy keeps its bits.
@@ -18,16 +31,34 @@ def capture(state: PyTree, *, into: PyTree | None = None) -> PyTree:
       state: any pytree of arrays.
       into: a state of the same geometry whose buffers take the copy, so that nothing is
         allocated; it is consumed, and whatever it held does not matter.
+      mode: `fresh` copies all planes whole. `compact` cuts append planes to the bucket of
+        the longest sequence, a power of two from 16 up, so that its cost follows the
+        length; `grow` brings it back to a capacity. `lazy` needs a runtime.
+      backend: of the state; needed for `compact`, to know the append planes.
 
     Raises:
       StateConsumedError: `state` or `into` was donated before.
-      GeometryError: `into` has another structure, shape or dtype.
+      GeometryError: `into` has another structure, shape or dtype than the copy; or a plane
+        is an array of NumPy that JAX has no dtype for.
       AliasError: `into` shares a buffer with `state` or with itself.
+      UnsupportedError: the mode is unknown, or not possible here.
     """
+    if mode == "lazy":
+        raise UnsupportedError(
+            "A lazy capture shares buffers until the owner of the state moves on, and a plain value has no owner that "
+            "would know. Use `Runtime.capture(mode='lazy')`, or capture `fresh`."
+        )
+    if mode == "compact":
+        if backend is None:
+            raise UnsupportedError("A compact capture cuts append planes, so it needs `backend=`, which knows them.")
+        return compact(backend, state, into=into)
+    if mode != "fresh":
+        raise UnsupportedError(f"mode={mode!r} is not one of fresh, lazy, compact.")
     if is_traced(state, into):
         return jax.tree.map(jnp.copy, state)
     source = named_leaves(state)
     check_alive(source)
+    check_kept(source)
     if into is None:
         return copy_leaves(state)
     target = named_leaves(into)
@@ -35,10 +66,7 @@ def capture(state: PyTree, *, into: PyTree | None = None) -> PyTree:
     check_alike(state, into, "`into`")
     check_unaliased(source + [(f"into.{path}", leaf) for path, leaf in target])
     copied = _copy_into(state, into)
-    for _, leaf in target:
-        # A view of it held elsewhere costs the donation, not the rule that it is consumed.
-        if not is_traced(copied) and not leaf.is_deleted():
-            leaf.delete()
+    consume([leaf for _, leaf in target])
     return copied
 
 

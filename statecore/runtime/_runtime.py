@@ -1,50 +1,33 @@
 """`Runtime`: a loaded model with one installed state, an identity and a fence."""
 
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from statecore._errors import FencedError, GeometryError, IdentityError, LifecycleError, LoadError
-from statecore._pytree import is_deleted
+from statecore._errors import GeometryError, LifecycleError, UnsupportedError
+from statecore._pytree import copy_leaves, is_deleted
 from statecore._typing import IntLike, PyTree
-from statecore.backend import Model, Window, check_mode, checks, launch
-from statecore.native import Estimate, capture, estimate, estimate_growth
-from statecore.runtime._slot import Slot
-from statecore.state import Geometry, validate
+from statecore.backend import Window, check_mode, checks, launch
+from statecore.runtime._installed import marked, read_only
+from statecore.runtime._owner import locked
+from statecore.runtime._slots import SlotOwner
+from statecore.runtime.faults import reach
+
+# Planes that one transition may write and another one not: they are shared or not together.
+_GROUPS = (("append", "sliding"), ("position", "shift", "recurrent", "opaque"))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Support:
-    """Whether the runtime can do its work now, and if not, why."""
-
-    is_supported: bool
-    reason: str | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Installed:
-    """What a runtime holds; replaced whole, so that an interrupt leaves the old or the new.
-
-    version: counts changes, so that a driver can notice others.
-    """
-
-    state: PyTree
-    lengths: np.ndarray
-    version: int = 0
-    window: Window | None = None
-    num_valid: np.ndarray | None = None
-
-
-class Runtime:
-    """Owns one installed state and always donates it. Not thread-safe.
+class Runtime(SlotOwner):
+    """Owns one installed state and always donates it. Its operations are serialised between threads.
 
     A host mirror of each sequence's length lets every check run without waiting for the
-    device. If a donating call fails after it took the state, the state is lost: the
-    runtime is fenced and refuses all further work, naming the first cause.
+    device. If a donating call fails after it took the state, or its results turn out bad
+    later, the state is lost: the runtime is fenced and refuses all further work, naming
+    the first cause.
 
     Args:
       model: from `statecore.load`.
@@ -56,160 +39,127 @@ class Runtime:
       GeometryError: the planes of the model's backend do not describe its state.
     """
 
-    def __init__(self, model: Model, *, batch: int = 1, capacity: int):
-        if not isinstance(model, Model):
-            raise LoadError(
-                f"A runtime needs a loaded model, but was given {type(model).__name__}. Load it: "
-                "`sc.load((backend, params))`."
-            )
-        self.model = model
-        self.identity = model.identity
-        self.geometry: Geometry = model.geometry(batch=batch, capacity=capacity)
-        self.driver: object = None  # the generation that drives this runtime
-        self._fence: BaseException | None = None
-        self._installed = _Installed(state=self._empty(), lengths=np.zeros(batch, np.int64))
-        layout, leaves = self.geometry.layout, jax.tree.leaves(self.state)
-        self.vocab_size: int = model.backend.vocab_size(model.params, self.state)
-        self.token_capacity: int | None = layout.capacity(leaves)
-        self._undo_limit = layout.undo_limit(leaves)
-        self._checked_positions: set[str] = set()
-
-    def __repr__(self) -> str:
-        fence = ", fenced" if self._fence else ""
-        return f"Runtime({self.model.name}, lengths {self.lengths.tolist()} of {self.geometry.capacity}{fence})"
-
-    # What is installed.
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """The length of each sequence, `[B]`, from the host mirror."""
-        return self._installed.lengths.copy()
-
-    @property
-    def state(self) -> PyTree:
-        """The installed state, borrowed: the next transition consumes it. Keep a `capture`."""
-        return self._installed.state
-
-    @property
-    def version(self) -> int:
-        """How often the installed state has changed."""
-        return self._installed.version
-
-    @property
-    def max_window(self) -> int | None:
-        """The widest window that the rings can undo; None if there are no rings."""
-        return None if self._undo_limit is None else self._undo_limit[0]
-
-    def support(self) -> Support:
-        """Returns whether this runtime can capture and exchange at all: not once it is fenced.
-
-        Has no effect. An open window is no lack of support; it only has to be committed first.
-        """
-        if self._fence is not None:
-            return Support(is_supported=False, reason=f"fenced: {self._cause()}")
-        return Support(is_supported=True)
-
-    def reset(self) -> None:
-        """Installs a fresh empty state in place of the installed one."""
-        self._check_ready()
-        self._install(self._empty(), np.zeros_like(self.lengths))
-
-    # Slots.
-
-    def estimate(self, slot: Slot | None = None) -> Estimate | None:
-        """Returns what a copy of the installed state, or of `slot`, costs; None if unknown."""
-        self._check_ready()
-        if slot is not None:
-            self.validate(slot)
-        return estimate(self.geometry)
-
-    def estimate_growth(self, slot: Slot | None, num_tokens: int) -> int | None:
-        """Returns the bytes that `num_tokens` more tokens will hold; None if unknown or too many."""
-        self._check_ready()
-        if slot is not None:
-            self.validate(slot)
-        lengths = self.lengths if slot is None else slot.lengths
-        return estimate_growth(self.geometry, lengths.tolist(), num_tokens)
-
-    def capture(self, *, into: Slot | None = None) -> Slot:
-        """Returns an independent copy of the installed state, complete in memory. Donates `into`.
-
-        Raises:
-          FencedError, LifecycleError: the runtime has lost its state, or a window is open.
-          StateConsumedError, GeometryError: `into` cannot take the copy.
-        """
-        self._check_ready()
-        return self._copied(self.state, self.lengths, into)
-
-    def copy(self, slot: Slot, *, into: Slot | None = None) -> Slot:
-        """Returns another independent copy of `slot`, which stays as it is. Donates `into`."""
-        self._check_ready()
-        self.validate(slot)
-        return self._copied(slot.state, slot.lengths, into)
-
-    def validate(self, slot: Slot) -> None:
-        """Checks that `slot` may be installed here. Changes nothing.
-
-        Raises:
-          FencedError, LifecycleError: the runtime cannot take a state now.
-          StateConsumedError: the slot was exchanged, or its buffers are gone.
-          IdentityError: it comes from another load or other weights.
-          GeometryError: it is no slot, or names every plane that does not fit.
-        """
-        self._check_ready()
-        if not isinstance(slot, Slot):
-            raise GeometryError(f"A slot is needed, such as `capture` returns, but this is a {type(slot).__name__}.")
-        slot.check_usable()
-        if slot.identity != self.identity:
-            what = "other weights" if slot.identity.load is self.identity.load else "another load of a model"
-            raise IdentityError(
-                f"This slot was captured from {what}, so its state means nothing to this {self.model.name}, even if "
-                "every shape fits. Capture it from a runtime of this load."
-            )
-        validate(self.geometry, slot.state)
-
-    def exchange(self, slot: Slot) -> Slot:
-        """Installs `slot` and returns the slot that holds what was installed. Moves no tensor.
-
-        `slot` is consumed.
-
-        Raises:
-          FencedError, LifecycleError, StateConsumedError, IdentityError, GeometryError: as
-            `validate`; nothing has changed.
-        """
-        self.validate(slot)
-        held = Slot(state=self.state, identity=self.identity, lengths=self.lengths)
-        self._install(slot.state, slot.lengths)
-        slot.consume("exchanged: its state is installed, and the slot that `exchange` returned holds what was before")
-        return held
-
     # Transitions, each of which consumes the installed state.
 
-    def step(self, tokens: IntLike) -> jax.Array:
-        """Takes one token of each sequence, `[B]`; returns logits `[B, V]`."""
+    @locked
+    def step(self, tokens: IntLike, *, live: IntLike | None = None) -> jax.Array:
+        """Takes one token of each sequence, `[B]`; returns logits `[B, V]`.
+
+        With `live`, `[B]` booleans on the host, only those sequences advance: of the others
+        nothing that can be read changes, their tokens do not matter, and their logits are NaN.
+        """
         self._check_ready()
-        array = checks.check_tokens(tokens, len(self.lengths), 1)
-        array = checks.check_vocab(array, None, self.vocab_size)
-        self._check_room(np.ones_like(self.lengths))
-        with self._donating():
-            state, logits = launch.step(self.model.backend, self.model.params, self.state, array, donate=True)
-            self._install(state, self.lengths + 1)
-        self._check_position("step")
+        installed, backend = self._installed, self.model.backend
+        array = checks.check_tokens(tokens, len(installed.lengths), 1)
+        if live is None:
+            array = checks.check_vocab(array, None, self.vocab_size)
+            counts = np.ones_like(installed.lengths)
+            self._check_room(counts)
+            run, name, rows = launch.step, "step", (array,)
+        else:
+            mask = _live_rows(live, len(installed.lengths))
+            array = checks.check_vocab(array, mask, self.vocab_size)
+            counts = mask.astype(np.int64)
+            self._check_room(counts)
+            run, name, rows = launch.step_live, "step of live rows", (array, mask)
+        [logits] = self._advance(
+            lambda shared: run(backend, self.model.params, installed.state, *rows, donate=True, **shared),
+            installed.lengths + counts,
+        )
+        self._check_position(name)
         return logits
 
+    @locked
+    def decode(
+        self, tokens: IntLike, picking: PyTree, pick: launch.Pick, *, num_tokens: int, counts: np.ndarray | None = None
+    ) -> tuple[PyTree, PyTree]:
+        """Takes `[B]` tokens and picks those after them, `num_tokens` times in one call.
+
+        What is picked never comes to the host on the way, so a token costs no dispatch.
+
+        Args:
+          tokens: `[B]`, the pending ones; those of sequences that take no step do not matter.
+          picking: what `pick` carries; `picking.live` `[B]` says who goes on.
+          pick: see `launch.decode`.
+          num_tokens: steps.
+          counts: `[B]`, the most steps of each sequence, where they may end on the way: `out`
+            must then have `live`, `[num_tokens, B]`. None if all go on throughout.
+
+        Returns:
+          `picking` after the last step, and `out` of each step, stacked, on the host.
+        """
+        self._check_ready()
+        installed, backend = self._installed, self.model.backend
+        most = np.full(len(installed.lengths), num_tokens) if counts is None else np.asarray(counts, np.int64)
+        array = checks.check_tokens(tokens, len(installed.lengths), 1)
+        array = checks.check_vocab(array, most > 0, self.vocab_size)
+        self._check_room(most)
+        is_masked = counts is not None
+
+        def run(shared: dict[str, Any]) -> tuple:
+            state, picking_after, outs = launch.decode(
+                backend, self.model.params, installed.state, array, picking, pick,
+                num_tokens=num_tokens, is_masked=is_masked, donate=True, **shared,
+            )  # fmt: skip
+            return state, picking_after, jax.tree.map(np.array, outs)
+
+        def lengths(picking_after: PyTree, outs: PyTree) -> np.ndarray:
+            return installed.lengths + (outs.live.sum(axis=0) if is_masked else most)
+
+        picking, outs = self._advance(run, lengths)
+        self._check_position("decode")
+        return picking, outs
+
+    @locked
+    def speculate(self, carry: PyTree, loop: launch.Loop, *, most: np.ndarray, mode: str | None = None) -> PyTree:
+        """Guesses, verifies and commits window after window in one call; see `launch.speculate`.
+
+        Args:
+          carry: what `loop` carries; `fed`, `[B]`, counts the tokens that have entered the state.
+          loop: what is done between transitions. A window of it is no wider than `max_window`.
+          most: `[B]`, tokens that may enter the state of each sequence.
+          mode: of the verifies.
+
+        Returns:
+          `carry` after the last round.
+
+        Raises:
+          UnsupportedError: a plane cannot be taken back.
+        """
+        self._check_ready()
+        installed, backend, mode = self._installed, self.model.backend, check_mode(self.model.backend, mode)
+        if opaque := self.geometry.layout.indices("opaque"):
+            path = self.geometry.layout.paths[opaque[0]]
+            raise UnsupportedError(f"Windows cannot be committed in part: nothing undoes the opaque plane `{path}`.")
+        self._check_room(np.asarray(most, np.int64))
+
+        def run(shared: dict[str, Any]) -> tuple:
+            state, after = launch.speculate(
+                backend, self.model.params, installed.state, carry, loop, mode=mode, donate=True, **shared
+            )
+            return state, after, np.array(after.fed)
+
+        after, _ = self._advance(run, lambda _, fed: installed.lengths + fed)
+        self._check_position("speculate")
+        return after
+
+    @locked
     def extend(self, tokens: IntLike, *, num_valid: IntLike | None = None, logits: str = "last") -> jax.Array | None:
         """Takes a chunk, `[B, T]`; returns logits as `statecore.extend` does."""
         self._check_ready()
         checks.check_logits(logits)
         array, counts = self._check_rows(tokens, num_valid)
-        with self._donating():
-            state, wanted = launch.extend(
-                self.model.backend, self.model.params, self.state, array, counts, logits=logits, donate=True
-            )
-            self._install(state, self.lengths + counts)
+        backend, params, installed = self.model.backend, self.model.params, self._installed
+        [wanted] = self._advance(
+            lambda shared: launch.extend(
+                backend, params, installed.state, array, counts, logits=logits, donate=True, **shared
+            ),
+            installed.lengths + counts,
+        )
         self._check_position("extend")
         return wanted
 
+    @locked
     def verify(self, tokens: IntLike, *, num_valid: IntLike | None = None, mode: str | None = None) -> jax.Array:
         """Reads a window, `[B, K]`, and opens it; returns logits `[B, K, V]`.
 
@@ -220,37 +170,63 @@ class Runtime:
         array, counts = self._check_rows(tokens, num_valid)
         checks.check_window(array.shape)
         checks.check_undo(self._undo_limit, counts)
-        with self._donating():
-            state, logits, trace = launch.verify(
-                backend, self.model.params, self.state, array, counts, mode=mode, donate=True
-            )
-            window = Window(
-                state=state,
-                logits=logits,
-                num_valid=jnp.asarray(counts),
-                trace=trace,
-                mode=mode,
-                origin=backend.origin,
-            )
-            self._install(state, self.lengths, window=window, num_valid=counts)
+        installed = self._installed
+
+        def opened(state: PyTree, logits: jax.Array, trace: PyTree) -> Window:
+            num_rows = jnp.asarray(counts)
+            return Window(state=state, logits=logits, num_valid=num_rows, trace=trace, mode=mode, origin=backend.origin)
+
+        logits, _ = self._advance(
+            lambda shared: launch.verify(
+                backend, self.model.params, installed.state, array, counts, mode=mode, donate=True, **shared
+            ),
+            installed.lengths,
+            opened=opened,
+            num_valid=counts,
+        )
         return logits
 
-    def commit(self, num_accepted: IntLike) -> None:
-        """Makes the first `num_accepted` rows of the open window the state, an int or `[B]`."""
+    @locked
+    def commit(self, num_accepted: IntLike, *, version: int | None = None) -> None:
+        """Makes the first `num_accepted` rows of the open window the state, an int or `[B]`.
+
+        Args:
+          num_accepted: rows kept, the anchor included.
+          version: the runtime's `version` when the window was opened, so that a commit that
+            comes late is not taken for that of a newer window; not checked if None.
+
+        Raises:
+          LifecycleError: no window is open, or it is another one than `version` says.
+          RollbackError: the count is out of range, or an opaque plane would have to go back.
+        """
         self._check_healthy()
-        window, num_valid = self._installed.window, self._installed.num_valid
+        installed = self._installed
+        window, num_valid = installed.window, installed.num_valid
         if window is None or num_valid is None:
             raise LifecycleError("No window is open: `verify` one before you commit it. A window serves once.")
+        if version is not None and version != installed.version:
+            raise LifecycleError(
+                f"This commit is for the window of version {version}, but the open one is of {installed.version}. "
+                "Was it committed before?"
+            )
         counts = checks.check_accepted(num_accepted, num_valid)
         checks.check_opaque(self.geometry.layout, counts, num_valid)
-        rows = counts.astype(np.int32)
-        with self._donating():
-            state = launch.commit(self.model.backend, window.state, window.trace, rows, mode=window.mode, donate=True)
-            self._install(state, self.lengths + counts)
+        rows, backend = counts.astype(np.int32), self.model.backend
+        self._advance(
+            lambda shared: (
+                launch.commit(backend, window.state, window.trace, rows, mode=window.mode, donate=True, **shared),
+            ),
+            installed.lengths + counts,
+        )
         self._check_position("commit")
 
+    @locked
     def abandon(self) -> None:
-        """Closes an open window with none of its rows kept; does nothing if none is open."""
+        """Closes an open window with none of its rows kept; does nothing if none is open.
+
+        Raises:
+          RollbackError: an opaque plane would have to go back; the window stays open.
+        """
         if self._installed.window is not None:
             self.commit(0)
 
@@ -261,32 +237,54 @@ class Runtime:
 
     # Inside.
 
-    def _empty(self) -> PyTree:
-        return self.model.backend.init(self.model.params, batch=self.geometry.batch, capacity=self.geometry.capacity)
-
-    def _install(
+    def _advance(
         self,
-        state: PyTree,
-        lengths: np.ndarray,
+        run: Callable[[dict[str, Any]], tuple],
+        lengths: np.ndarray | Callable[..., np.ndarray],
         *,
-        window: Window | None = None,
+        opened: Callable[..., Window] | None = None,
         num_valid: np.ndarray | None = None,
-    ) -> None:
-        self._installed = _Installed(
-            state=state, lengths=lengths, version=self.version + 1, window=window, num_valid=num_valid
-        )
+    ) -> list:
+        """Runs a transition that takes the state, installs the new one, and returns the other results.
 
-    def _copied(self, state: PyTree, lengths: np.ndarray, into: Slot | None) -> Slot:
-        if into is not None:
-            self.validate(into)
-        target = None if into is None else into.state
-        copied = jax.block_until_ready(capture(state, into=target))
-        if into is not None:
-            into.consume("given as `into=`: the slot that was returned has its buffers")
-        return Slot(state=copied, identity=self.identity, lengths=lengths.copy())
+        `run` is given what slots refer to too, as an argument of `launch`: that is written,
+        but not donated, and stays with them alone.
+        """
+        was_shared = self._installed.is_shared
+        with self._donating():
+            reach("dispatch")
+            shared = self._shared_groups() if was_shared else ()
+            state, *results = run({"shared": shared} if shared else {})
+            if was_shared and opened is None:
+                state = self._unshared(state)
+            state = marked(state, self._installed.is_patched)
+            window = None if opened is None else opened(state, *results)
+            lengths = lengths(*results) if callable(lengths) else lengths
+            # A verify hands through what it does not write: that is still shared.
+            is_shared = was_shared and opened is not None
+            lengths = read_only(lengths)
+            self._install(self._following(state, lengths, window=window, num_valid=num_valid, is_shared=is_shared))
+        if was_shared:
+            self._book.drop_settled()
+        return results
+
+    def _shared_groups(self) -> tuple[int, ...]:
+        """Returns the planes that must not be donated: all of a group if one of it is shared."""
+        layout = self.geometry.layout
+        found = set(self._book.shared(self, self.held_leaves()))
+        groups = [layout.indices(*kinds) for kinds in _GROUPS]
+        return tuple(sorted(i for group in groups if not found.isdisjoint(group) for i in group))
+
+    def _unshared(self, state: PyTree) -> PyTree:
+        """Returns `state` with copies of the planes that no transition writes and a slot has too."""
+        leaves = jax.tree.leaves(state)
+        shared = self._book.shared(self, leaves)
+        for i, copied in zip(shared, copy_leaves([leaves[i] for i in shared]), strict=True):
+            leaves[i] = copied
+        return self.geometry.layout.unflatten(leaves) if shared else state
 
     def _check_rows(self, tokens: IntLike, num_valid: IntLike | None) -> tuple[np.ndarray, np.ndarray]:
-        batch = len(self.lengths)
+        batch = len(self._installed.lengths)
         array = checks.check_tokens(tokens, batch, 2)
         counts = checks.check_rows_counts(num_valid, batch, array.shape[1], "num_valid")
         valid = np.arange(array.shape[1]) < counts[:, None]
@@ -294,12 +292,13 @@ class Runtime:
         return checks.check_vocab(array, valid, self.vocab_size), counts.astype(np.int32)
 
     def _check_room(self, counts: np.ndarray) -> None:
-        checks.check_room(self.geometry.layout, self.lengths, counts, self.token_capacity)
+        checks.check_room(self.geometry.layout, self._installed.lengths, counts, self.token_capacity)
 
     def _check_position(self, name: str) -> None:
         """Holds the position plane against the mirror, once for each kind of transition."""
         if name in self._checked_positions:
             return
+        self._settle()
         found = np.array(self.geometry.layout.lengths(self.state))
         if (found != self.lengths).any():
             self._fence = GeometryError(
@@ -308,21 +307,6 @@ class Runtime:
             )
             self._check_healthy()
         self._checked_positions.add(name)
-
-    def _cause(self) -> str:
-        return (str(self._fence) or repr(self._fence)).splitlines()[0]
-
-    def _check_healthy(self) -> None:
-        if self._fence is not None:
-            raise FencedError(
-                f"This runtime lost its state in a failed call and is fenced. First cause: {self._cause()}. "
-                "Make a new runtime; slots captured before can be installed there."
-            ) from self._fence
-
-    def _check_ready(self) -> None:
-        self._check_healthy()
-        if self._installed.window is not None:
-            raise LifecycleError("A window is open: `commit` it first, with 0 rows to keep none of it.")
 
     @contextmanager
     def _donating(self) -> Iterator[None]:
@@ -334,3 +318,14 @@ class Runtime:
             if self._installed is before and any(is_deleted(leaf) for leaf in jax.tree.leaves(before.state)):
                 self._fence = cause
             raise
+
+
+def _live_rows(live: IntLike, batch: int) -> np.ndarray:
+    """Returns `live` on the host, `[B]` bool; raises GeometryError for anything else."""
+    mask = np.array(live)
+    if mask.dtype != np.bool_ or mask.shape != (batch,):
+        raise GeometryError(
+            f"`live` is {mask.dtype}{list(mask.shape)}, but must say for each of the {batch} sequences whether it "
+            f"advances: bool[{batch}]."
+        )
+    return mask

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from statecore._errors import NonFiniteError
-from statecore._pytree import check_alive
+from statecore._typing import PyTree
+from statecore.backend import Backend
+from statecore.ssm._doors import check_closed
 from statecore.ssm._sequence import SequenceState
 
 
@@ -17,20 +19,24 @@ def check_finite(seq: SequenceState) -> SequenceState:
 
     Raises:
       NonFiniteError: names the planes that hold NaN or an infinity.
+      LifecycleError: a window is open.
+      StateConsumedError: the state was donated.
     """
-    layout = seq.backend.layout
-    check_alive(layout.named(seq.state), "sequence")
-    indices = [i for i in layout.indices("recurrent", "shift")]
-    leaves = layout.leaves(seq.state)
-    run = seq.backend.compile(
-        ("finite",), lambda: jax.jit(lambda planes: [jnp.isfinite(leaf).all() for leaf in planes])
-    )
+    check_closed(seq)
+    check_planes(seq.backend, seq.state, seq.lengths)
+    return seq
+
+
+def check_planes(backend: Backend, state: PyTree, lengths: np.ndarray) -> None:
+    """Raises NonFiniteError unless the recurrent and shift planes of `state` are finite."""
+    layout, leaves = backend.layout, backend.layout.leaves(state)
+    indices = layout.indices("recurrent", "shift")
+    run = backend.compile(("finite",), lambda: jax.jit(lambda planes: [jnp.isfinite(leaf).all() for leaf in planes]))
     found = run([leaves[i] for i in indices])
     wrong = [layout.paths[i] for i, finite in zip(indices, found, strict=True) if not np.array(finite)]
     if wrong:
         raise NonFiniteError(
             f"Plane {', '.join(f'`{path}`' for path in wrong)} holds NaN or an infinity after "
-            f"{seq.lengths.tolist()} tokens. Every later token would be wrong; go back to a checkpoint, and look at "
+            f"{lengths.tolist()} tokens. Every later token would be wrong; go back to a checkpoint, and look at "
             "the inputs and the dtype."
         )
-    return seq

@@ -1,89 +1,35 @@
 """The operations on a `SequenceState`: checkpoint, verify, rollback, commit, and plain steps."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import jax
 import numpy as np
 
-from statecore._errors import GeometryError, IdentityError, LifecycleError, RollbackError, UnsupportedError
-from statecore._pytree import check_alive, is_traced
+from statecore._errors import LifecycleError, RollbackError
+from statecore._pytree import check_alive
 from statecore._typing import IntLike, PyTree
-from statecore.backend import Backend, checks, launch
-from statecore.backend import commit as commit_window
-from statecore.backend import extend as extend_state
+from statecore.backend import checked_rows, checks, launch
 from statecore.backend import verify as verify_state
-from statecore.ssm._finite import check_finite
-from statecore.ssm._ring import Ring
-from statecore.ssm._sequence import Checkpoint, OpenWindow, SequenceState, Ticket
-from statecore.ssm._strategy import choose_strategy
+from statecore.ssm._begin import frozen
+from statecore.ssm._doors import check_closed, check_open, check_params, check_sequence, parts
+from statecore.ssm._finite import check_planes
+from statecore.ssm._sequence import Checkpoint, Edit, OpenWindow, SequenceState, Ticket
+from statecore.state import mark
 
 # What a checkpoint refers to. Attention rows go back by their length.
 _KEPT = ("position", "shift", "recurrent")
 
 
-def begin(
-    backend: Backend,
-    state: PyTree,
-    *,
-    tokens: Sequence[Sequence[int]] | None = None,
-    ring_slots: int = 0,
-    strategy: str = "auto",
-    finite_every: int | None = None,
-) -> SequenceState:
-    """Returns a sequence over `state`, which is not copied.
-
-    Args:
-      backend: of the state.
-      state: of `B` sequences.
-      tokens: what the state was fed, a list a sequence; needed if it was fed anything.
-      ring_slots: slots of the decode-rollback ring.
-      strategy: how windows are undone: `replay` (the backend's own verify and replay),
-        `select` (every step kept), `rerun` (nothing kept, the model run again), or `auto`.
-      finite_every: check that recurrent planes are finite after each chunk and every so
-        many steps, which waits for the device; None checks only in `check_finite`.
-
-    Raises:
-      UnsupportedError: the backend cannot follow the strategy.
-      GeometryError: the tokens are not as many as the state holds.
-    """
-    check_alive(backend.layout.named(state))
-    lengths = checks.host_ints(backend.layout.lengths(state), "position")
-    checks.check_lengths(lengths)
-    rows = [_history(row) for row in ([[]] * len(lengths) if tokens is None else tokens)]
-    checks.whole(ring_slots, "ring_slots")
-    if finite_every is not None:
-        checks.whole(finite_every, "finite_every", least=1)
-    if [len(row) for row in rows] != lengths.tolist():
-        raise GeometryError(
-            f"The state holds {lengths.tolist()} tokens, but {[len(row) for row in rows]} were given. A sequence must "
-            "know what its state was fed: pass `tokens=`, a list for each sequence."
-        )
-    return SequenceState(
-        backend=backend,
-        state=state,
-        tokens=tuple(rows),
-        strategy=choose_strategy(backend, strategy),
-        highest=lengths,
-        ring=Ring(ring_slots),
-        finite_every=finite_every,
-    )
-
-
-def _history(row: IntLike) -> np.ndarray:
-    array = checks.host_ints(row, "tokens")
-    if array.ndim != 1 or (array.size and not 0 <= array.min() <= array.max() < 2**31):
-        raise GeometryError(f"`tokens` must hold a list of token ids for each sequence, but one is {row!r}.")
-    return array.astype(np.int32)
-
-
 def has_ssm_layers(seq: SequenceState) -> bool:
     """Returns whether lowering the length is not enough to go back: any shift or recurrent plane."""
+    check_sequence(seq)
     return bool(seq.backend.layout.indices("shift", "recurrent"))
 
 
 def rollback_unsupported(seq: SequenceState) -> tuple[str, ...]:
     """Returns the paths of planes that nothing undoes; empty if every rollback is possible."""
+    check_sequence(seq)
     return tuple(seq.backend.layout.paths[i] for i in seq.backend.layout.indices("opaque"))
 
 
@@ -92,23 +38,23 @@ def step(
 ) -> tuple[SequenceState, jax.Array]:
     """Takes one token of each sequence, `[B]`; returns logits `[B, V]`. Donates `seq.state` if `donate`.
 
-    What a checkpoint refers to is never donated.
+    What a checkpoint refers to is never donated, nor is anything where a finite check is
+    due, so that the sequence is still there if it fails.
 
     Raises:
       LifecycleError: a window is open.
       NonFiniteError: a recurrent plane is not finite, if that is checked here.
       GeometryError, CapacityError, StateConsumedError: as `statecore.step`.
     """
-    _check_closed(seq, tokens)
+    check_closed(seq, tokens)
     array = checks.check_tokens(tokens, len(seq.tokens), 1)
     array = checks.check_vocab(array, None, seq.backend.vocab_size(params, seq.state))
     _check_room(seq, np.ones_like(seq.lengths))
-    check_alive(seq.backend.layout.named(seq.state), "sequence")
-    state, logits = launch.step(seq.backend, params, seq.state, array, donate=donate, shared=_shared(seq))
-    advanced = _advanced(seq, state, array[:, None], np.ones_like(seq.lengths))
-    if seq.finite_every and (advanced.lengths % seq.finite_every == 0).any():
-        check_finite(advanced)
-    return advanced, logits
+    counts = np.ones_like(seq.lengths)
+    due = _is_due(seq, counts)
+    donate = donate and not due
+    state, logits = launch.step(seq.backend, params, seq.state, array, donate=donate, shared=_shared(seq, donate))
+    return _advanced(seq, state, array[:, None], counts, due=due), logits
 
 
 def extend(
@@ -118,20 +64,26 @@ def extend(
     *,
     num_valid: IntLike | None = None,
     logits: str = "all",
+    donate: bool = False,
 ) -> tuple[SequenceState, jax.Array | None]:
-    """Takes a chunk, `[B, T]`; returns logits as `statecore.extend` does.
+    """Takes a chunk, `[B, T]`; returns logits as `statecore.extend` does. Donates `seq.state` if `donate`.
+
+    What a checkpoint refers to is never donated, nor is anything if finite checks are on.
 
     Raises:
       LifecycleError: a window is open.
       NonFiniteError: a recurrent plane is not finite, if that is checked here.
       GeometryError, CapacityError, StateConsumedError: as `statecore.extend`.
     """
-    _check_closed(seq, tokens, num_valid)
-    state, found = extend_state(seq.backend, params, seq.state, tokens, num_valid=num_valid, logits=logits)
-    array = np.array(tokens)
-    counts = checks.check_rows_counts(num_valid, len(seq.tokens), array.shape[1], "num_valid")
-    advanced = _advanced(seq, state, array, counts)
-    return (check_finite(advanced) if seq.finite_every else advanced), found
+    check_closed(seq, tokens, num_valid)
+    checks.check_logits(logits)
+    array, counts = checked_rows(seq.backend, params, seq.state, tokens, num_valid)
+    due = seq.finite_every is not None
+    donate = donate and not due
+    state, found = launch.extend(
+        seq.backend, params, seq.state, array, counts, logits=logits, donate=donate, shared=_shared(seq, donate)
+    )
+    return _advanced(seq, state, array, counts, due=due), found
 
 
 def checkpoint(seq: SequenceState) -> SequenceState:
@@ -143,41 +95,48 @@ def checkpoint(seq: SequenceState) -> SequenceState:
     Raises:
       LifecycleError: a window is open.
     """
-    _check_closed(seq)
-    check_alive(seq.backend.layout.named(seq.state), "sequence")
+    check_closed(seq)
     leaves = seq.backend.layout.leaves(seq.state)
     planes = {i: leaves[i] for i in seq.backend.layout.indices(*_KEPT)}
-    return dataclasses.replace(seq, checkpoint=Checkpoint(planes=planes, lengths=seq.lengths))
+    return dataclasses.replace(
+        seq, checkpoint=Checkpoint(planes=planes, lengths=seq.lengths, patched=seq.patched, edit=seq.edit)
+    )
 
 
 def verify(
-    params: PyTree, seq: SequenceState, tokens: IntLike, *, num_valid: IntLike | None = None
+    params: PyTree, seq: SequenceState, tokens: IntLike, *, num_valid: IntLike | None = None, donate: bool = False
 ) -> tuple[SequenceState, jax.Array]:
-    """Reads a window, `[B, K]`, and opens it; returns logits `[B, K, V]`.
+    """Reads a window, `[B, K]`, and opens it; returns logits `[B, K, V]`. Donates attention rows if `donate`.
 
     The live state is untouched but for attention rows past its length. Until the window
-    is resolved by `rollback` or `commit_accepted_prefix`, everything else is refused.
+    is resolved by `rollback` or `commit_accepted_prefix`, everything else is refused. The
+    strategy `rerun` keeps `params` until then: arrays of NumPy, which could change
+    meanwhile, as copies.
 
     Raises:
       LifecycleError: a window is open already.
       RollbackError: a ring could not undo a window this wide.
       GeometryError, CapacityError, StateConsumedError: as `statecore.verify`.
     """
-    _check_closed(seq, tokens, num_valid)
+    check_closed(seq, tokens, num_valid)
+    donate = donate and not seq.lent
     mode = "fast" if seq.strategy == "replay" else "exact"
-    window = verify_state(seq.backend, params, seq.state, tokens, num_valid=num_valid, mode=mode)
+    window = verify_state(seq.backend, params, seq.state, tokens, num_valid=num_valid, mode=mode, donate=donate)
     array = np.array(tokens)
     counts = checks.host_ints(window.num_valid, "num_valid")
-    kept = params if seq.strategy == "rerun" else None
+    kept = jax.tree.map(frozen, params) if seq.strategy == "rerun" else None
     if seq.strategy == "rerun":
         window = dataclasses.replace(window, trace=None)  # nothing is kept but the tokens
     opened = OpenWindow(window=window, tokens=array, num_valid=counts, params=kept, ticket=Ticket())
     highest = np.maximum(seq.highest, seq.lengths + counts)
-    return dataclasses.replace(seq, state=window.state, opened=opened, highest=highest), window.logits
+    # Reading the lengths has waited for what was started, and the rows are new arrays.
+    verified = dataclasses.replace(seq, state=window.state, opened=opened, highest=highest, pending=(), lent=())
+    opened.ticket.parts = parts(verified, opened)
+    return with_mark(verified), window.logits
 
 
-def rollback(seq: SequenceState, num_accepted: IntLike) -> SequenceState:
-    """Goes back to `num_accepted` rows after the checkpoint: an int, or `[B]`.
+def rollback(seq: SequenceState, num_accepted: IntLike, *, donate: bool = False) -> SequenceState:
+    """Goes back to `num_accepted` rows after the checkpoint: an int, or `[B]`. Donates the state if `donate`.
 
     With an open window, the rows are the window's, and it is resolved; 0 rows are the
     checkpoint. Without one, only 0 is possible. The checkpoint stays usable.
@@ -187,23 +146,35 @@ def rollback(seq: SequenceState, num_accepted: IntLike) -> SequenceState:
         would have to go back, or a ring no longer holds the rows.
       LifecycleError: rows are asked for and no window is open, or it was resolved before.
     """
+    check_sequence(seq, num_accepted)
     if seq.checkpoint is None:
         raise RollbackError("There is no checkpoint to roll back to: `checkpoint` the sequence before the verify.")
     if seq.opened is None:
-        checks.check_accepted(num_accepted, np.zeros_like(seq.lengths))
+        _check_no_rows(seq, num_accepted)
         return _to_checkpoint(seq)
     counts = _checked_counts(seq, num_accepted)
-    if (seq.checkpoint.lengths != seq.lengths).any():
+    if (seq.checkpoint.lengths != seq.lengths).any() or seq.checkpoint.edit is not seq.edit:
         if counts.any():
+            edited = ", in a state edited or restored since" if seq.checkpoint.edit is not seq.edit else ""
             raise RollbackError(
                 f"The checkpoint holds {seq.checkpoint.lengths.tolist()} tokens, but the window began at "
-                f"{seq.lengths.tolist()}: rows after the checkpoint are not rows of this window. Checkpoint right "
-                "before the verify, or resolve the window with `commit_accepted_prefix`."
+                f"{seq.lengths.tolist()}{edited}: rows after the checkpoint are not rows of this window. Checkpoint "
+                "right before the verify, or resolve the window with `commit_accepted_prefix`."
             )
         gone = _to_checkpoint(dataclasses.replace(seq, opened=None))
         _serve(seq.opened)
         return gone
-    return _resolved(seq, counts)
+    return _resolved(seq, counts, donate=donate)
+
+
+def _check_no_rows(seq: SequenceState, num_accepted: IntLike) -> None:
+    array = checks.host_ints(num_accepted, "num_accepted")
+    if array.any():
+        raise LifecycleError(
+            f"num_accepted is {array.tolist()}, but no window is open whose rows could be kept: `verify` one first, or "
+            "give 0 for the checkpoint. A window serves once."
+        )
+    checks.check_accepted(array, np.zeros_like(seq.lengths))
 
 
 def commit_accepted_prefix(seq: SequenceState, num_accepted: IntLike, k: int, *, donate: bool = False) -> SequenceState:
@@ -221,11 +192,14 @@ def commit_accepted_prefix(seq: SequenceState, num_accepted: IntLike, k: int, *,
 
     Raises:
       LifecycleError: no window is open, or it was resolved before.
+      IdentityError: the window is not what this sequence's verify made.
       RollbackError: `k` is not the width, or a count is 0 or out of range.
+      NonFiniteError: a recurrent plane is not finite, if that is checked here; the window is still open.
     """
-    window = _open(seq)
+    check_sequence(seq, num_accepted, k)
+    window = check_open(seq)
     width = window.tokens.shape[1]
-    if k != width:
+    if checks.whole(k, "k", least=-(2**31)) != width:
         hint = " It is the number of drafts; the anchor counts too." if k == width - 1 else ""
         raise RollbackError(f"k is {k}, but the open window is {width} rows wide.{hint}")
     array = checks.host_ints(num_accepted, "num_accepted")
@@ -243,30 +217,26 @@ def commit_accepted_prefix(seq: SequenceState, num_accepted: IntLike, k: int, *,
     return _resolved(seq, counts, donate=donate)
 
 
-def _resolved(seq: SequenceState, counts: np.ndarray, *, donate: bool = False) -> SequenceState:
+def _resolved(seq: SequenceState, counts: np.ndarray, *, donate: bool) -> SequenceState:
     """Returns the sequence with `counts` rows of its window committed and the window served."""
-    opened = _open(seq)
+    opened = check_open(seq)
     checks.check_opaque(seq.backend.layout, counts, opened.num_valid)
+    due = _is_due(seq, counts)
+    donate = donate and not due
+    rows, window, shared = counts.astype(np.int32), opened.window, _shared(seq, donate)
     if seq.strategy == "rerun":
-        rerun_counts = counts.astype(np.int32)
+        check_params(opened.params)
+        tokens = _unpadded(opened)
         state, _ = launch.extend(
-            seq.backend, opened.params, seq.state, _unpadded(opened), rerun_counts, logits="none", donate=False
-        )
-    elif donate:
-        window, shared = opened.window, _shared(seq)
-        state = launch.commit(
-            seq.backend,
-            window.state,
-            window.trace,
-            counts.astype(np.int32),
-            mode=window.mode,
-            donate=True,
-            shared=shared,
+            seq.backend, opened.params, seq.state, tokens, rows, logits="none", donate=donate, shared=shared
         )
     else:
-        state = commit_window(seq.backend, opened.window, counts)
+        state = launch.commit(
+            seq.backend, window.state, window.trace, rows, mode=window.mode, donate=donate, shared=shared
+        )
+    advanced = _advanced(dataclasses.replace(seq, opened=None), state, opened.tokens, counts, due=due)
     _serve(opened)
-    return _advanced(dataclasses.replace(seq, opened=None), state, opened.tokens, counts)
+    return advanced
 
 
 def _unpadded(opened: OpenWindow) -> np.ndarray:
@@ -285,11 +255,29 @@ def _to_checkpoint(seq: SequenceState) -> SequenceState:
     for i, plane in saved.planes.items():
         leaves[i] = plane
     check_alive(zip(layout.paths, leaves, strict=True), "checkpoint")
-    return went_back(seq, layout.unflatten(leaves), saved.lengths)
+    patched = still_patched(seq, saved.patched, saved.planes)
+    return went_back(seq, layout.unflatten(leaves), saved.lengths, patched, saved.edit)
 
 
-def went_back(seq: SequenceState, state: PyTree, lengths: np.ndarray) -> SequenceState:
-    """Returns the sequence at `lengths` `[B]` of its own tokens, with the planes of `state`."""
+def still_patched(seq: SequenceState, then: frozenset[int], kept: Iterable[int]) -> frozenset[int]:
+    """Returns what is patched once the planes `kept` are those of a time when `then` were.
+
+    A patch of any other plane stays: lowering a length does not take back what rows below it became.
+    """
+    return then | (seq.patched - frozenset(kept))
+
+
+def went_back(
+    seq: SequenceState,
+    state: PyTree,
+    lengths: np.ndarray,
+    patched: frozenset[int],
+    edit: Edit | None,
+) -> SequenceState:
+    """Returns the sequence at `lengths` `[B]` of its own tokens, with the planes of `state`.
+
+    `patched` are the planes of it that were patched, and `edit` the last edit before it.
+    """
     tokens = tuple(row[:length] for row, length in zip(seq.tokens, lengths, strict=True))
     # What was kept of tokens that are now gone belongs to another history.
     ring = seq.ring.truncated(int(lengths.min()))
@@ -297,8 +285,23 @@ def went_back(seq: SequenceState, state: PyTree, lengths: np.ndarray) -> Sequenc
     kept = seq.checkpoint
     if kept is not None and (kept.lengths > lengths).any():
         kept = None
+    before = seq.backend.layout.leaves(seq.state)
+    after = seq.backend.layout.leaves(state)
+    lent = tuple(i for i, leaf in enumerate(after) if leaf is before[i])
     return dataclasses.replace(
-        seq, state=state, tokens=tokens, ring=ring, saved=saved, checkpoint=kept, marked=(), pending=()
+        seq,
+        state=state,
+        tokens=tokens,
+        ring=ring,
+        saved=saved,
+        checkpoint=kept,
+        marked=(),
+        pending=(),
+        lent=lent,
+        patched=patched,
+        edit=edit,
+        saved_patched={slot: seq.saved_patched.get(slot, frozenset()) for slot in saved},
+        saved_edits={slot: seq.saved_edits.get(slot) for slot in saved},
     )
 
 
@@ -327,33 +330,9 @@ def _check_rings(seq: SequenceState, lengths: np.ndarray) -> None:
     if (back > limit[0]).any():
         raise RollbackError(
             f"The ring `{limit[1]}` can go back {limit[0]} tokens from the highest row ever written, but "
-            f"{back.max()} are asked for (to {lengths.tolist()}, from {seq.highest.tolist()}): the rows are gone."
+            f"{back.max()} are asked for (to {lengths.tolist()}, from {seq.highest.tolist()}): the rows are gone, or "
+            "may be, if `begin` was not told the `highest` row of the state it was given."
         )
-
-
-def _check_closed(seq: SequenceState, *args: object) -> None:
-    if is_traced(seq.state, args):
-        raise UnsupportedError(
-            "A sequence keeps its tokens on the host, so its operations cannot run inside a trace. Use `sc.step`, "
-            "`sc.verify` and `sc.commit` there."
-        )
-    if seq.opened is not None:
-        raise LifecycleError(
-            "A window is open: `rollback` or `commit_accepted_prefix` resolves it, and nothing else is possible before."
-        )
-
-
-def _open(seq: SequenceState) -> OpenWindow:
-    if seq.opened is None:
-        raise LifecycleError("No window is open: `verify` one first. A window serves once.")
-    if seq.opened.ticket.is_served:
-        raise LifecycleError(
-            "This window was resolved already, through another copy of the sequence. A window serves once; go on with "
-            "the sequence that resolving it returned."
-        )
-    if seq.opened.window.origin is not seq.backend.origin:
-        raise IdentityError("The open window was verified by another backend than the sequence's.")
-    return seq.opened
 
 
 def _serve(opened: OpenWindow) -> None:
@@ -361,8 +340,7 @@ def _serve(opened: OpenWindow) -> None:
 
 
 def _checked_counts(seq: SequenceState, num_accepted: IntLike) -> np.ndarray:
-    opened = _open(seq)
-    check_alive(seq.backend.layout.named(opened.window.state), "window")
+    opened = check_open(seq)
     return checks.check_accepted(num_accepted, opened.num_valid)
 
 
@@ -371,16 +349,39 @@ def _check_room(seq: SequenceState, counts: np.ndarray) -> None:
     checks.check_room(layout, seq.lengths, counts, layout.capacity(layout.leaves(seq.state)))
 
 
-def _shared(seq: SequenceState) -> tuple[int, ...]:
-    """Returns the indices of the live planes that the checkpoint or a ring slot refers to."""
+def _shared(seq: SequenceState, donate: bool) -> tuple[int, ...]:
+    """Returns the indices of the live planes that a donation must spare: somebody else holds them too."""
+    if not donate:
+        return ()
     leaves = seq.backend.layout.leaves(seq.state)
     kept = [*seq.saved.values(), *([] if seq.checkpoint is None else [seq.checkpoint.planes])]
-    return tuple(sorted({i for planes in kept for i, plane in planes.items() if leaves[i] is plane}))
+    return tuple(sorted({*seq.lent, *(i for planes in kept for i, plane in planes.items() if leaves[i] is plane)}))
 
 
-def _advanced(seq: SequenceState, state: PyTree, tokens: np.ndarray, counts: np.ndarray) -> SequenceState:
-    """Returns the sequence with `counts` `[B]` of `tokens` `[B, T]` appended."""
+def _is_due(seq: SequenceState, counts: np.ndarray) -> bool:
+    """Returns whether a finite check is due once `counts` `[B]` more tokens are taken."""
+    return seq.finite_every is not None and seq.unchecked + counts.max(initial=0) >= seq.finite_every
+
+
+def _advanced(seq: SequenceState, state: PyTree, tokens: np.ndarray, counts: np.ndarray, *, due: bool) -> SequenceState:
+    """Returns the sequence with `counts` `[B]` of `tokens` `[B, T]` appended, found finite if that is `due`."""
     pairs = zip(seq.tokens, tokens, counts, strict=True)
     appended = tuple(np.concatenate([row, new[:count].astype(np.int32)]) for row, new, count in pairs)
     highest = np.maximum(seq.highest, seq.lengths + counts)
-    return dataclasses.replace(seq, state=state, tokens=appended, highest=highest, pending=())
+    if due:
+        check_planes(seq.backend, state, seq.lengths + counts)
+    unchecked = 0 if due else seq.unchecked + int(counts.max(initial=0))
+    advanced = dataclasses.replace(
+        seq, state=state, tokens=appended, highest=highest, pending=(), unchecked=unchecked, lent=()
+    )
+    return with_mark(advanced)
+
+
+def with_mark(seq: SequenceState) -> SequenceState:
+    """Marks the raw state of a patched sequence too, for whoever takes it out; returns the sequence."""
+    if seq.patched:
+        layout = seq.backend.layout
+        leaves = layout.leaves(seq.state)
+        # Rows written since are past the length once the sequence goes back, so they need no mark.
+        mark([leaves[i] for i in {*layout.indices(*_KEPT), *seq.patched}])
+    return seq

@@ -106,9 +106,11 @@ def parse_ring_slots(text: str) -> int | None:
     Raises:
       RollbackError: the text is neither.
     """
+    if not isinstance(text, str):
+        raise RollbackError(f"Ring slots are given as text, `auto` or a number, but are {text!r}.")
     if text == "auto":
         return None
-    if text.isdecimal() and int(text) <= DEFAULT_SLOTS:
+    if text.isascii() and text.isdecimal() and int(text) <= DEFAULT_SLOTS:
         return int(text)
     raise RollbackError(f"ring slots {text!r} is neither `auto` nor a number from 0 to {DEFAULT_SLOTS}.")
 
@@ -127,10 +129,14 @@ def choose_ring_slots(
       published: a depth that was chosen explicitly or fitted to memory; never shrunk.
       switch: forces the default depth, or none.
       is_reachable: whether anything would ever roll back to a boundary.
+
+    Raises:
+      GeometryError: `published` is not a whole number.
     """
     if not has_ssm_layers:
         return RingDepth(0, "there is no recurrent state to save")
     if published is not None:
+        checks.whole(published, "published")
         return RingDepth(published, None if published else "a depth of 0 was asked for")
     if switch is not None:
         return RingDepth(DEFAULT_SLOTS if switch else 0, None if switch else "switched off")
@@ -143,7 +149,13 @@ def fit_ring_slots(most: int, *, bytes_per_slot: int, reserved_bytes: int, free_
     """Returns the most slots of 8, 4, 2, 1, 0, up to `most`, that fit beside what is reserved.
 
     0 also if nothing fits; the caller refuses then, since the reserve itself does not fit.
+
+    Raises:
+      GeometryError: a number is negative or not whole.
     """
+    given = {"most": most, "bytes_per_slot": bytes_per_slot, "reserved_bytes": reserved_bytes, "free_bytes": free_bytes}
+    for what, value in given.items():
+        checks.whole(value, what)
     for num_slots in _LADDER:
         if num_slots <= most and reserved_bytes + num_slots * bytes_per_slot <= free_bytes:
             return num_slots

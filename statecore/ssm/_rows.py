@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from statecore._errors import LifecycleError
 from statecore._typing import IntLike
 from statecore.backend import take_rows as take_state_rows
+from statecore.ssm._doors import check_closed
+from statecore.ssm._operations import with_mark
 from statecore.ssm._sequence import Checkpoint, SequenceState
 
 
@@ -23,22 +24,24 @@ def take_rows(seq: SequenceState, rows: IntLike) -> SequenceState:
       LifecycleError: a window is open.
       GeometryError: a row is out of range.
     """
-    if seq.opened is not None:
-        raise LifecycleError("A window is open: resolve it before the rows of the sequence are reordered.")
+    check_closed(seq, rows)
     state = take_state_rows(seq.backend, seq.state, rows)
     index = np.array(rows, np.int32)
     kept = seq.checkpoint
     if kept is not None:
-        kept = Checkpoint(planes=_taken(seq, kept.planes, index), lengths=kept.lengths[index])
-    return dataclasses.replace(
+        planes = _taken(seq, kept.planes, index)
+        kept = Checkpoint(planes=planes, lengths=kept.lengths[index], patched=kept.patched, edit=kept.edit)
+    taken = dataclasses.replace(
         seq,
         state=state,
         tokens=tuple(seq.tokens[row] for row in index),
         highest=seq.highest[index],
         checkpoint=kept,
+        lent=(),
         saved={slot: _taken(seq, planes, index) for slot, planes in seq.saved.items()},
         marked=tuple(seq.marked[row] for row in index) if seq.marked else (),
     )
+    return with_mark(taken)
 
 
 def _taken(seq: SequenceState, planes: dict[int, jax.Array], index: np.ndarray) -> dict[int, jax.Array]:

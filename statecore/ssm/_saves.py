@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from statecore._errors import RollbackError, UnsupportedError
-from statecore._pytree import check_alive
+from statecore._pytree import check_alive, is_deleted
 from statecore._typing import IntLike
-from statecore.ssm._operations import check_can_go_back, checkpoint, rollback, went_back
+from statecore.ssm._doors import check_closed, check_sequence
+from statecore.ssm._operations import check_can_go_back, checkpoint, rollback, still_patched, went_back
 from statecore.ssm._sequence import SequenceState
 
 # Attention rows are not saved: they go back by their length.
@@ -23,6 +24,7 @@ _SAVED = ("shift", "recurrent")
 
 def ring_slots(seq: SequenceState) -> int:
     """Returns how many slots the sequence's ring has; 0 means that it has none."""
+    check_sequence(seq)
     return seq.ring.num_slots
 
 
@@ -38,23 +40,30 @@ def save_ring(seq: SequenceState, slot: int | None = None) -> SequenceState:
       LifecycleError: a window is open.
       UnsupportedError: the sequences have different lengths, so that no one length names the save.
     """
-    checkpoint(seq)  # refuses an open window
+    check_closed(seq, slot)
     ring, slot = seq.ring.record(_one_length(seq), slot)
     leaves = seq.backend.layout.leaves(seq.state)
     live = {i: leaves[i] for i in seq.backend.layout.indices(*_SAVED)}
-    return dataclasses.replace(seq, ring=ring, saved=seq.saved | {slot: live})
+    return dataclasses.replace(
+        seq,
+        ring=ring,
+        saved=seq.saved | {slot: live},
+        saved_patched=seq.saved_patched | {slot: seq.patched},
+        saved_edits=seq.saved_edits | {slot: seq.edit},
+    )
 
 
 def restore_ring(seq: SequenceState, slot: int) -> SequenceState:
     """Returns the sequence as it was when `slot` was saved; the slot may be restored again.
 
+    Attention rows are shared with `seq`, not copied, and the next transition spares them.
     Later saves of the ring are dropped with the tokens they held.
 
     Raises:
       RollbackError: the slot does not exist or holds nothing, or a plane cannot go back so far.
       LifecycleError: a window is open.
     """
-    checkpoint(seq)
+    check_closed(seq, slot)
     entry = seq.ring.entry_in(slot)
     if entry.position > seq.lengths.min():
         raise RollbackError(f"Ring slot {slot} holds {entry.position} tokens, but the sequences only {seq.lengths}.")
@@ -66,7 +75,8 @@ def restore_ring(seq: SequenceState, slot: int) -> SequenceState:
         leaves[i] = plane
     check_alive(zip(layout.paths, leaves, strict=True), "ring slot")
     leaves[layout.position] = jnp.asarray(lengths, jnp.int32)
-    return went_back(seq, layout.unflatten(leaves), lengths)
+    patched = still_patched(seq, seq.saved_patched.get(slot, frozenset()), seq.saved[slot])
+    return went_back(seq, layout.unflatten(leaves), lengths, patched, seq.saved_edits.get(slot))
 
 
 def start_checkpoint(seq: SequenceState) -> SequenceState:
@@ -87,9 +97,12 @@ def start_rollback_and_checkpoint(seq: SequenceState, num_accepted: IntLike) -> 
 def sync(seq: SequenceState) -> SequenceState:
     """Waits for what was started and raises its late errors; does nothing if nothing was.
 
-    A later transition waits for what it continues from, so it leaves nothing to sync.
+    A later transition waits for what it continues from, so it leaves nothing to sync; so
+    does a verify, and with a window open there is nothing to wait for. What was donated
+    meanwhile was waited for by what took it.
     """
-    jax.block_until_ready(seq.pending)
+    check_sequence(seq)
+    jax.block_until_ready([leaf for leaf in seq.pending if not is_deleted(leaf)])
     return dataclasses.replace(seq, pending=()) if seq.pending else seq
 
 

@@ -6,9 +6,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from statecore._identity import Mark
 from statecore._typing import PyTree
 from statecore.backend import Backend, Window
 from statecore.ssm._ring import Ring
+from statecore.state import notebook_html
+
+
+class Edit(Mark):
+    """Marks one edit by hand: states of the same tokens after the same last edit are the same."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -17,16 +23,21 @@ class Checkpoint:
 
     planes: by plane index, the position, shift and recurrent planes as they were.
     lengths: `[B]`, tokens held then; append and sliding rows go back by it.
+    patched: the planes that had been patched then.
+    edit: the last edit before it; None if there was none.
     """
 
     planes: dict[int, jax.Array]
     lengths: np.ndarray
+    patched: frozenset[int] = frozenset()
+    edit: Edit | None = None
 
 
 class Ticket:
-    """Marks one open window, and whether it was served. Compared by identity."""
+    """Marks one open window: what its verify made, by identity, and whether it was served."""
 
     def __init__(self) -> None:
+        self.parts: tuple[object, ...] = ()
         self.is_served = False
 
 
@@ -52,7 +63,7 @@ class SequenceState:
     """A state with what a decoder around it must know. Every operation returns a new one.
 
     backend: of the state.
-    state: the live state; always what `tokens` gives, never a draft.
+    state: the live state; always what `tokens` gives, never a draft, unless it was patched.
     tokens: of each sequence, all that the state was fed.
     strategy: how a window is undone: `replay`, `select` or `rerun`.
     highest: `[B]`, the highest row ever written plus one, which limits what a ring can undo.
@@ -61,9 +72,16 @@ class SequenceState:
     checkpoint: at most one.
     opened: at most one window.
     pending: arrays that an asynchronous operation has dispatched and nobody has waited for.
-    finite_every: check that recurrent planes are finite after each chunk and every so many
-      steps; None checks only when asked.
+    finite_every: check that recurrent planes are finite after each chunk and whenever so
+      many tokens were taken since the last check; None checks only when asked.
+    unchecked: tokens taken since that check.
+    lent: indices of planes that the sequence this one went back from holds too; a donating
+      transition leaves them alone.
     marked: by sequence, the full blocks of tokens at its last checkpoint in a prefix cache.
+    patched: the planes that were edited by hand, so that the state is not what `tokens` gives.
+    edit: the last edit by hand; None if there was none.
+    saved_patched: by ring slot, the planes that had been patched when it was saved.
+    saved_edits: by ring slot, the last edit before it was saved.
     """
 
     backend: Backend
@@ -77,7 +95,21 @@ class SequenceState:
     opened: OpenWindow | None = None
     pending: tuple[Any, ...] = ()
     finite_every: int | None = None
+    unchecked: int = 0
+    lent: tuple[int, ...] = ()
     marked: tuple[int, ...] = ()
+    patched: frozenset[int] = frozenset()
+    edit: Edit | None = None
+    saved_patched: dict[int, frozenset[int]] = dataclasses.field(default_factory=dict)
+    saved_edits: dict[int, Edit | None] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_patched(self) -> bool:
+        """Whether anything but its tokens made the state, so that no prefix cache may hold it."""
+        return bool(self.patched)
+
+    def _repr_html_(self) -> str:
+        return notebook_html("show_sequence", self)
 
     @property
     def lengths(self) -> np.ndarray:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from statecore._errors import BudgetError, UnsupportedError
+from statecore._errors import BudgetError, GeometryError, UnsupportedError
 from statecore.backend import Backend, checks
 from statecore.state import Geometry
 
@@ -57,8 +57,13 @@ def plan(geometry: Geometry, k: int, budget: int | None) -> Plan:
 
     Raises:
       BudgetError: none fits; the message has the three costs.
+      GeometryError: `k` or `budget` is not a whole number.
     """
+    if not isinstance(geometry, Geometry):
+        raise GeometryError(f"A plan is made for a geometry, but was given {geometry!r}.")
     checks.whole(k, "k", least=1)
+    if budget is not None:
+        checks.whole(budget, "budget")
     costs = {
         "replay": _replay_bytes(geometry, k),
         "select": _select_bytes(geometry, k),

@@ -11,7 +11,9 @@ import numpy as np
 from statecore._errors import GeometryError
 from statecore._pytree import check_alive, named_leaves
 from statecore._typing import PyTree
+from statecore.state._address import layer_faults
 from statecore.state._layout import Layout
+from statecore.state._notebook import notebook_html
 from statecore.state.planes import Plane
 
 
@@ -95,6 +97,9 @@ class Geometry:
             found.append(f"the structure is {other.layout.treedef} instead of {self.layout.treedef}")
         return sorted(found)
 
+    def _repr_html_(self) -> str:
+        return notebook_html("show_geometry", self)
+
     def __str__(self) -> str:
         rows = [("plane", "kind", "dtype and shape", "bytes", "undone by")]
         for plane in self.planes:
@@ -133,7 +138,8 @@ def _plane_faults(plane: Plane, leaf: Any, batch: int) -> list[str]:
             return []
         return [f"is {leaf.dtype}{list(shape)}, but a position is int32[{batch}]"]
     faults = []
-    for label, axis in (("batch_axis", plane.batch_axis), ("axis", plane.axis)):
+    named = (("batch_axis", plane.batch_axis), ("axis", plane.axis), ("layer_axis", plane.layer_axis))
+    for label, axis in named:
         if axis is not None and not -len(shape) <= axis < len(shape):
             faults.append(f"has {len(shape)} axes, but {label} is {axis}")
     if faults:
@@ -147,7 +153,7 @@ def _plane_faults(plane: Plane, leaf: Any, batch: int) -> list[str]:
         rows, size = shape[plane.axis], plane.size or 0
         if size < 1 or rows < size:
             faults.append(f"has a ring of {rows} rows for a window of {size}; it needs 1 <= window <= rows")
-    return faults
+    return faults + layer_faults(plane, shape)
 
 
 def state_geometry(layout: Layout, state: PyTree, name: str = "state") -> Geometry:

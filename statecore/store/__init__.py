@@ -10,6 +10,7 @@ from statecore.store._prefix_cache import PrefixCache as PrefixCache
 from statecore.store._prefix_tree import Entry as Entry
 from statecore.store._prefix_tree import PrefixTree as PrefixTree
 from statecore.store._sizing import SlotPlan as SlotPlan
+from statecore.store._sizing import draft_limit as draft_limit
 from statecore.store._sizing import plan_bytes as plan_bytes
 from statecore.store._sizing import pool_bytes as pool_bytes
 from statecore.store._sizing import sequence_bytes as sequence_bytes
@@ -17,6 +18,6 @@ from statecore.store._sizing import verify_tiers as verify_tiers
 
 __all__ = [
     "BlockStore", "CacheStats", "Entry", "Hit", "Lease", "PrefixCache", "PrefixTree",
-    "SlotPlan", "SnapshotHandle", "SnapshotPool", "plan_bytes", "pool_bytes",
+    "SlotPlan", "SnapshotHandle", "SnapshotPool", "draft_limit", "plan_bytes", "pool_bytes",
     "sequence_bytes", "verify_tiers",
 ]  # fmt: skip

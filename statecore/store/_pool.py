@@ -12,13 +12,14 @@ from statecore._errors import (
     FencedError,
     GeometryError,
     IdentityError,
+    RollbackError,
     StateConsumedError,
     UnsupportedError,
 )
 from statecore._pytree import is_deleted
 from statecore._typing import PyTree
 from statecore.backend import Backend, checks
-from statecore.state import put, take
+from statecore.state import is_marked, mark, put, take
 from statecore.store import _planes
 from statecore.store._sizing import POOLED_KINDS, pool_bytes
 
@@ -88,6 +89,7 @@ class SnapshotPool:
         self._origin = PoolOrigin()
         self._free = list(range(num_slots))
         self._generations = [0] * num_slots
+        self._patched: set[int] = set()  # slots whose state was edited by hand, which goes with it
         self._pool = self._fresh(num_slots + 1) if num_slots else []
 
     def __repr__(self) -> str:
@@ -112,6 +114,7 @@ class SnapshotPool:
             )
         slot = self._free[0]
         self._write(self._fresh(1), [0], [slot])
+        self._patched.discard(slot)
         heapq.heappop(self._free)
         return SnapshotHandle(slot=slot, generation=self._generations[slot], origin=self._origin)
 
@@ -128,6 +131,7 @@ class SnapshotPool:
 
     def is_live(self, handle: SnapshotHandle) -> bool:
         """Returns whether the slot is still this handle's."""
+        _check_handle(handle)
         return handle.origin is self._origin and self._generations[handle.slot] == handle.generation
 
     def save(self, handle: SnapshotHandle, state: PyTree, row: int) -> None:
@@ -141,6 +145,7 @@ class SnapshotPool:
         self._check(handle, "save into it")
         self._check_state(state, row)
         self._write(self._own(state), [row], [handle.slot])
+        self._note_mark([handle.slot], state)
 
     def save_rows(self, handles: Sequence[SnapshotHandle | None], state: PyTree) -> None:
         """Copies every sequence of `state` into its slot in one call. Donates nothing of `state`.
@@ -153,6 +158,7 @@ class SnapshotPool:
           GeometryError: the number of handles is not the batch, or a slot is given twice.
           StateConsumedError, IdentityError, RefusedError: as `save`.
         """
+        _check_list(handles)
         given = [handle for handle in handles if handle is not None]
         for handle in given:
             self._check(handle, "save into it")
@@ -165,6 +171,7 @@ class SnapshotPool:
         slots = [self.num_slots if handle is None else handle.slot for handle in handles]
         if given:
             self._write(self._own(state), list(range(len(slots))), slots)
+            self._note_mark([handle.slot for handle in given], state)
 
     def load(self, handle: SnapshotHandle) -> dict[str, jax.Array]:
         """Returns copies of the slot's planes by path, batch axis 1; the slot stays as it is.
@@ -181,27 +188,74 @@ class SnapshotPool:
             self._check(handle, "load it")
         return dict(zip(self._indices, self._fresh(1) if handle is None else self._read(handle.slot), strict=True))
 
-    def restore_into(self, state: PyTree, row: int, handle: SnapshotHandle, *, donate: bool = False) -> PyTree:
+    def restore_into(
+        self,
+        state: PyTree,
+        row: int,
+        handle: SnapshotHandle,
+        *,
+        donate: bool = False,
+        highest: int | None = None,
+        writes_rest: bool = False,
+    ) -> PyTree:
         """Returns `state` with the slot's planes in sequence `row`. Donates `state` if `donate`.
 
-        Append planes are not the pool's and stay as they are; the slot is not consumed.
+        Append planes are not the pool's, nor are sliding ones unless it was made to hold
+        them: they stay as they are, and the row goes back to the slot's length in them. So
+        the row must hold the text that was saved, or one that goes on from it; which text it
+        is, a pool cannot see. The slot is not consumed.
+
+        Args:
+          state: of `B` sequences.
+          row: which sequence goes back.
+          handle: of the slot.
+          donate: whether `state` may be consumed.
+          highest: the highest row that was ever written to the row's rings, plus one; None
+            assumes the worst, so that a row longer than the slot cannot go back in them.
+          writes_rest: the caller writes the planes that are not the pool's, whatever the row
+            holds now, so that nothing of it is checked.
 
         Raises:
+          RollbackError: the row cannot go back to the slot's length in the planes that are
+            not the pool's.
           StateConsumedError, IdentityError, GeometryError, RefusedError: as `save`.
+          CapacityError: the slot's tokens do not fit the append planes of `state`.
           AliasError: two planes of a state to be donated share a buffer.
         """
         self._check(handle, "restore it")
-        self._check_state(state, row)
-        self._check_room(state, handle)
-        return _planes.write_row(self.backend, state, row, self.planes(handle), donate=donate)
+        length = int(self._check_state(state, row)[row])
+        planes = self.planes(handle)
+        held = checks.host_ints(planes[self.backend.layout.position], "position")
+        capacity = self.backend.layout.capacity(self.backend.layout.leaves(state))
+        checks.check_room(self.backend.layout, held, np.zeros_like(held), capacity)
+        if not writes_rest:
+            self._check_rest(state, row, length, int(held[0]), highest)
+        restored = _planes.write_row(self.backend, state, row, planes, donate=donate)
+        if handle.slot in self._patched:
+            mark(self._own(restored))
+        return restored
 
-    def _check_room(self, state: PyTree, handle: SnapshotHandle) -> None:
-        """Raises CapacityError if the slot's tokens do not fit the append planes of `state`."""
+    def _check_rest(self, state: PyTree, row: int, length: int, held: int, highest: int | None) -> None:
+        """Raises RollbackError unless the planes that are not the pool's can go back from `length` to `held`."""
         layout = self.backend.layout
-        capacity, position = layout.capacity(layout.leaves(state)), self.planes(handle).get(layout.position)
-        if capacity is not None and position is not None:
-            held = checks.host_ints(position, "position")
-            checks.check_room(layout, held, np.zeros_like(held), capacity)
+        rest = set(layout.indices("append", "sliding")) - set(self._indices)
+        paths = ", ".join(f"`{layout.paths[i]}`" for i in sorted(rest))
+        if rest and held > length:
+            raise RollbackError(
+                f"The slot holds {held} tokens, but sequence {row} only {length}: rows of {paths}, which the pool does "
+                "not hold, were never written. Restore into the sequence that was saved, or write them and say "
+                "`writes_rest=True`."
+            )
+        limit = layout.undo_limit(layout.leaves(state))
+        if limit is None or not rest.intersection(layout.indices("sliding")) or held in (0, length):
+            return
+        most = length + limit[0] if highest is None else max(length, checks.whole(highest, "highest"))
+        if most - held > limit[0]:
+            raise RollbackError(
+                f"The ring `{limit[1]}` is not the pool's and can go back {limit[0]} tokens from the highest row ever "
+                f"written, {most - 1 if highest is not None else 'which is not known'}; the slot holds {held} tokens, "
+                f"sequence {row} has {length}. Give `highest`, or add 'sliding' to the pool's `kinds`."
+            )
 
     def copy(self, handle: SnapshotHandle) -> SnapshotHandle:
         """Claims another slot with the same planes; later writes to either leave the other alone.
@@ -212,11 +266,20 @@ class SnapshotPool:
         """
         self._check(handle, "copy it")
         other = self.claim()
-        self._move(handle.slot, other.slot)
+        try:
+            self._pool = self._moved([handle.slot], [other.slot])
+        except BaseException:
+            self.free(other)
+            raise
+        if handle.slot in self._patched:
+            self._patched.add(other.slot)
         return other
 
     def compact(self, handles: Sequence[SnapshotHandle]) -> list[SnapshotHandle]:
         """Moves the slots in use onto the lowest ones, in their order; old handles become stale.
+
+        All move in one call: an error or an interrupt leaves every handle as it was, or,
+        if the call had taken the slots, a pool that says so.
 
         Args:
           handles: all slots in use, in any order.
@@ -228,18 +291,19 @@ class SnapshotPool:
           GeometryError: `handles` are not all slots in use, each once.
           StateConsumedError, IdentityError: as `free`.
         """
+        _check_list(handles)
         for handle in handles:
             self._check(handle, "compact it")
         used = self.num_slots - len(self._free)
         slots = sorted({handle.slot for handle in handles})
         if len(slots) != used or len(handles) != used:
             raise GeometryError(f"`handles` name {len(slots)} of the {used} slots in use; name each of them once.")
-        for target, slot in enumerate(slots):
-            if target != slot:
-                self._move(slot, target)
-        self._free = list(range(used, self.num_slots))
-        for slot in {*slots, *range(used)}:
-            self._generations[slot] += 1
+        changed = {*slots, *range(used)}
+        generations = [number + (slot in changed) for slot, number in enumerate(self._generations)]
+        free = list(range(used, self.num_slots))
+        moved = self._moved(slots, list(range(used))) if self.num_slots else []
+        patched = {slots.index(slot) for slot in slots if slot in self._patched}
+        self._pool, self._generations, self._free, self._patched = moved, generations, free, patched
         return [
             SnapshotHandle(
                 slot=slots.index(handle.slot),
@@ -271,14 +335,18 @@ class SnapshotPool:
         run = self.backend.compile(("pool_write", self._indices), lambda: jax.jit(body, donate_argnums=(0,)))
         self._pool = run(self._leaves(), source, np.array(rows, np.int32), np.array(slots, np.int32))
 
-    def _move(self, source: int, target: int) -> None:
+    def _moved(self, sources: list[int], targets: list[int]) -> list[jax.Array]:
+        """Returns the planes with slots `sources` at `targets`, all at once. Donates the pool."""
         layout = self._layout
+        # The dummy moves onto itself, so that any number of slots is one compile.
+        dummies = [self.num_slots] * (self.num_slots - len(sources))
+        indices = (np.array([*slots, *dummies], np.int32) for slots in (sources, targets))
 
-        def body(pool, source, target):
-            return put(layout, pool, target, take(layout, pool, source))
+        def body(pool, sources, targets):
+            return put(layout, pool, targets, take(layout, pool, sources))
 
         run = self.backend.compile(("pool_move", self._indices), lambda: jax.jit(body, donate_argnums=(0,)))
-        self._pool = run(self._leaves(), np.array([source], np.int32), np.array([target], np.int32))
+        return run(self._leaves(), *indices)
 
     def _read(self, slot: int) -> list[jax.Array]:
         layout = self._layout
@@ -288,6 +356,10 @@ class SnapshotPool:
 
         run = self.backend.compile(("pool_read", self._indices), lambda: jax.jit(body))
         return run(self._leaves(), np.array([slot], np.int32))
+
+    def check_unfenced(self) -> None:
+        """Raises FencedError if a failed write has lost what the slots held."""
+        self._leaves()
 
     def _leaves(self) -> list[jax.Array]:
         """Returns the pooled planes; raises FencedError if a failed write has lost them."""
@@ -300,11 +372,18 @@ class SnapshotPool:
 
     # Checks.
 
+    def _note_mark(self, slots: list[int], state: PyTree) -> None:
+        if is_marked(self._own(state)):
+            self._patched.update(slots)
+        else:
+            self._patched.difference_update(slots)
+
     def _own(self, state: PyTree) -> list[jax.Array]:
         leaves = self.backend.layout.leaves(state)
         return [leaves[i] for i in self._indices]
 
     def _check(self, handle: SnapshotHandle, action: str) -> None:
+        _check_handle(handle)
         if handle.origin is not self._origin:
             raise IdentityError(f"{handle} is a slot of another pool, so this one cannot {action}.")
         if not self.is_live(handle):
@@ -328,7 +407,24 @@ class SnapshotPool:
         return lengths
 
 
+def _check_list(handles: object) -> None:
+    if not isinstance(handles, Sequence):
+        raise GeometryError(f"`handles` must be a list of handles, but is {handles!r}.")
+
+
+def _check_handle(handle: object) -> None:
+    if not isinstance(handle, SnapshotHandle):
+        raise GeometryError(f"A slot is named by the handle that `claim` returned, but was given {handle!r}.")
+
+
+def check_backend(backend: object) -> None:
+    """Raises GeometryError for what is no backend."""
+    if not isinstance(backend, Backend):
+        raise GeometryError(f"States are kept for a backend, but was given {backend!r}: of a model, `model.backend`.")
+
+
 def _check_kinds(backend: Backend, kinds: Sequence[str]) -> None:
+    check_backend(backend)
     opaque = backend.layout.indices("opaque")
     if opaque:
         raise UnsupportedError(

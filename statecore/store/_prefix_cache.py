@@ -7,12 +7,12 @@ import numpy as np
 from statecore._errors import BudgetError, GeometryError, IdentityError, LifecycleError
 from statecore._typing import IntLike, PyTree
 from statecore.backend import Backend, checks
-from statecore.state import validate
+from statecore.state import is_marked, mark, validate
 from statecore.store import _planes
 from statecore.store._blocks import BlockStore
 from statecore.store._constants import InitialConstants
 from statecore.store._hit import CacheStats, Hit, Kept, Lease, explain
-from statecore.store._pool import SnapshotPool
+from statecore.store._pool import SnapshotPool, check_backend
 from statecore.store._prefix_tree import Entry, PrefixTree
 from statecore.store._sizing import POOLED_KINDS
 
@@ -32,7 +32,8 @@ class PrefixCache:
 
     An entry is what tokens made of an empty state, so nothing else may have: a constant
     plane of a sequence must hold what `init` gives, and states must come from these
-    parameters. That much of a state shows no mistake; the caller answers for it.
+    parameters. That much of a state shows no mistake; the caller answers for it. A state
+    fresh from `patch` or `interpolate`, or of a patched sequence, is refused.
 
     Args:
       backend: of the states.
@@ -57,13 +58,12 @@ class PrefixCache:
         block_size: int = 16,
         interval: int = 4,
     ):
-        if block_size < 1 or interval < 1:
-            raise GeometryError(f"block_size and interval must be at least 1, but are {block_size} and {interval}.")
+        check_backend(backend)
         self.backend = backend
         self.params = params
-        self.capacity = capacity
-        self.block_size = block_size
-        self.interval = interval
+        self.capacity = checks.whole(capacity, "capacity", least=1)
+        self.block_size = checks.whole(block_size, "block_size", least=1)
+        self.interval = checks.whole(interval, "interval", least=1)
         self._geometries = {1: backend.geometry(params, batch=1, capacity=capacity)}
         kinds = (*POOLED_KINDS, "sliding")
         self._pool = SnapshotPool(backend, params, num_slots=num_slots, capacity=capacity, kinds=kinds)
@@ -103,7 +103,13 @@ class PrefixCache:
           num_tokens: tokens in the state now.
           last: full blocks, `num_tokens // block_size`, at the last checkpoint; None if
             there is none.
+
+        Raises:
+          GeometryError: a number is negative or not whole.
         """
+        checks.whole(num_tokens, "num_tokens")
+        if last is not None:
+            checks.whole(last, "last")
         end_block = num_tokens // self.block_size
         return 0 < end_block and end_block % self.interval == 0 and end_block != last and num_tokens <= self.capacity
 
@@ -125,19 +131,24 @@ class PrefixCache:
         Raises:
           IdentityError: the length of the sequence is not that of `tokens`, so that it is
             the state of another text, though every shape fits; or it depends on a constant
-            plane that is not `init`'s.
-          GeometryError: the state has another geometry, or no such row.
+            plane that is not `init`'s; or the state was patched.
+          GeometryError: the state has another geometry, or no such row, or a token is
+            outside the vocabulary.
+          FencedError: the pool is lost; nothing was evicted, and a cache must be made anew.
           StateConsumedError, RefusedError: the state cannot be used.
           UnsupportedError: called inside a trace.
         """
         prefix = _host_tokens(tokens)
         length = int(self._check_state(state, row)[row])
+        self._check_unpatched(state)
         if length != len(prefix):
             raise IdentityError(
                 f"Sequence {row} holds {length} tokens (`{self._position_path}`), but {len(prefix)} were given, so "
                 "it is the state of another text. Give all tokens that are in the state, without the pending one, "
                 "and commit an open window first."
             )
+        checks.check_vocab(np.array(prefix, np.int64), None, self.backend.vocab_size(self.params, state))
+        self._pool.check_unfenced()
         if not prefix or self._pool.num_slots == 0:
             return False
         self._constants.check(state, row)
@@ -162,9 +173,7 @@ class PrefixCache:
           GeometryError: `tokens` is no list of integers, or `max_tokens` is negative.
         """
         text = _host_tokens(tokens)
-        most = len(text) - 1 if max_tokens is None else max_tokens
-        if max_tokens is not None and max_tokens < 0:
-            raise GeometryError(f"max_tokens must be at least 0, but is {max_tokens}.")
+        most = len(text) - 1 if max_tokens is None else checks.whole(max_tokens, "max_tokens")
         entry, matched = self._tree.find(text, most)
         deepest, _ = self._tree.find(text)
         reason = explain(self._tree, entry, deepest, matched, len(text))
@@ -197,7 +206,10 @@ class PrefixCache:
         self._check_state(state, row)
         self._constants.check(state, row)
         new = {**self._blocks.planes(kept and kept.rows), **self._pool.planes(kept and kept.handle)}
+        patched = len(self.backend.layout.lengths(state)) > 1 and is_marked(state)
         restored = _planes.write_row(self.backend, state, row, new, donate=donate)
+        if patched:
+            mark(restored)  # the other sequences are what they were
         self._count(reused_tokens=hit.num_tokens)
         return restored
 
@@ -262,6 +274,8 @@ class PrefixCache:
 
     def _kept(self, hit: Hit) -> Kept | None:
         """Returns what a hit has found, None for a miss; raises if it is not there to be used."""
+        if not isinstance(hit, Hit):
+            raise GeometryError(f"A prefix is restored and leased by the hit that `lookup` returned, but got {hit!r}.")
         if hit.cache is not self:
             raise IdentityError("This hit is another cache's. Look the tokens up in the cache that restores them.")
         if hit.entry is None:
@@ -274,6 +288,15 @@ class PrefixCache:
         self._stats = dataclasses.replace(self._stats, **counts)
 
     # Checks.
+
+    def _check_unpatched(self, state: PyTree) -> None:
+        paths = [path for path, leaf in self.backend.layout.named(state) if is_marked(leaf)]
+        if paths:
+            raise IdentityError(
+                f"{', '.join(f'`{path}`' for path in paths)} of this state was patched or mixed, or follows from what "
+                "was, so the state is not what its tokens give. Insert the state from before the patch, or feed the "
+                "tokens to an empty one."
+            )
 
     @property
     def _position_path(self) -> str:

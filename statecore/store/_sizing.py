@@ -9,6 +9,7 @@ import numpy as np
 
 from statecore._errors import GeometryError
 from statecore._typing import PyTree
+from statecore.backend import checks
 from statecore.state import Geometry
 
 # What a sequence keeps of a fixed size, whatever its length; a pool holds these unless told otherwise.
@@ -110,3 +111,17 @@ def verify_tiers(num_slots: int, ladder: Sequence[tuple[int, int]]) -> tuple[int
     return tuple(
         max((drafts for sequences, drafts in ladder if sequences > slot), default=0) for slot in range(num_slots)
     )
+
+
+def draft_limit(tiers: Sequence[int], active: Sequence[int]) -> int | None:
+    """Returns how many drafts every one of the active verify slots is ready for; None if none is active.
+
+    Args:
+      tiers: by slot, from `verify_tiers`; a slot beyond them is ready for none.
+      active: the slots of the sequences that verify together.
+
+    Raises:
+      GeometryError: a slot is not a whole number.
+    """
+    slots = [checks.whole(slot, "A verify slot") for slot in active]
+    return min((tiers[slot] if slot < len(tiers) else 0 for slot in slots), default=None)

@@ -1,8 +1,8 @@
 """Backends with a planted fault, each of which the laws must catch."""
 
 from collections.abc import Callable
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from statecore._typing import PyTree
@@ -42,9 +42,9 @@ def clamps(backend: Backend) -> Backend:
 class AliasingRuntime(Runtime):
     """A runtime whose captures share the installed state's buffers instead of copying."""
 
-    def _copied(self, state: PyTree, lengths, into: Slot | None) -> Slot:
+    def _copied(self, source: Any, into: Slot | None) -> Slot:
         del into
-        return Slot(state=jax.tree.map(lambda leaf: leaf, state), identity=self.identity, lengths=lengths.copy())
+        return Slot(state=source.state, identity=self.identity, lengths=source.lengths)
 
 
 def _with_planes(backend: Backend, state: PyTree, source: PyTree, *kinds: str) -> PyTree:
@@ -70,6 +70,7 @@ def _with_replay(backend: Backend, name: str, replay: Callable) -> Backend:
         init=backend.functions.init,
         step=backend.functions.step,
         extend=backend.functions.extend,
+        extend_last=backend.functions.extend_last,
         verify=verify,
         replay=lambda state, trace, num_rows: replay(state, trace, num_rows, right),
         planes=backend.planes,
