@@ -19,7 +19,8 @@ INFINITY = float("inf")
 
 def decoder(name, **changes):
     """Returns the decoder of a fixture's configuration with some keys changed; None takes one away."""
-    config = open_folder(FOLDER / name).config | changes
+    changed = open_folder(FOLDER / name).config | changes
+    config = {key: value for key, value in changed.items() if value is not None or key not in changes}
     return FAMILIES[config["model_type"]].decoder(config)
 
 
