@@ -28,8 +28,8 @@ ID = re.compile(r"\b(?:SB|N[A-F]|S|F)\d{1,3}\b")
 
 
 MAX_MAPS = 20_000
-BY_MODEL = ("test_cli_models.py", "test_family_laws.py", "test_fidelity.py")
-LONG = re.compile("machine|family_laws|test_real")
+BY_MODEL = ("test_cli_models.py", "test_family_drafts.py", "test_family_laws.py", "test_fidelity.py")
+LONG = re.compile("machine|test_family|test_real")
 
 
 def pytest_collection_modifyitems(items):
