@@ -32,6 +32,8 @@ BY_MODEL = ("test_cli_models.py", "test_family_drafts.py", "test_family_laws.py"
 LONG = re.compile("machine|test_family|test_real")
 
 
+# Before the hook of xdist, which puts the group in a test's name.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     # Groups go to processes whole and in this order: the longest first, or one is left alone with it.
     items.sort(key=lambda item: not LONG.search(item.nodeid))
